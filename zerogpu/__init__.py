@@ -1,0 +1,85 @@
+"""zerogpu: a Gradio app holds the GPU only while it computes.
+
+    from zerogpu import gpu
+
+    @gpu(duration=30)
+    def generate(prompt): ...
+
+See the README for the whole picture.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import wrapt
+
+from .config import configure
+from .decorator import GPU, gpu
+from .errors import (
+    CaptureError,
+    CompileError,
+    CUDAInMainError,
+    GPUCancelled,
+    GPUOutOfMemoryError,
+    GPUTimeoutError,
+    GraphMismatchError,
+    IncompatiblePackageError,
+    NotPicklableError,
+    QueueFullError,
+    QueueTimeoutError,
+    QuotaExceededError,
+    WorkerCrashedError,
+    ZeroGPUError,
+)
+from .runtime import on_worker_start, refresh, shutdown, start, status
+
+if TYPE_CHECKING:
+    from .aoti import CapturedCall, CompiledGraph, aoti_apply, aoti_capture, aoti_compile
+
+__all__ = [
+    "GPU",
+    "CUDAInMainError",
+    "CaptureError",
+    "CapturedCall",
+    "CompileError",
+    "CompiledGraph",
+    "GPUCancelled",
+    "GPUOutOfMemoryError",
+    "GPUTimeoutError",
+    "GraphMismatchError",
+    "IncompatiblePackageError",
+    "NotPicklableError",
+    "QueueFullError",
+    "QueueTimeoutError",
+    "QuotaExceededError",
+    "WorkerCrashedError",
+    "ZeroGPUError",
+    "aoti_apply",
+    "aoti_capture",
+    "aoti_compile",
+    "configure",
+    "gpu",
+    "on_worker_start",
+    "refresh",
+    "shutdown",
+    "start",
+    "status",
+]
+
+_GRAPHS = ("CapturedCall", "CompiledGraph", "aoti_apply", "aoti_capture", "aoti_compile")
+
+
+def __getattr__(name: str) -> Any:
+    """Load the graph functions, and with them torch, when they are first used."""
+    if name in _GRAPHS:
+        return getattr(importlib.import_module(".aoti", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _join_gradio(_module: Any) -> None:
+    importlib.import_module(".integrations.gradio", __name__).install()
+
+
+wrapt.register_post_import_hook(_join_gradio, "gradio")

@@ -1,0 +1,148 @@
+"""Settings: one frozen value, read from ``ZEROGPU_…`` and from `configure`, which wins.
+
+They are read when the app goes live and at each startup call, so a module may call `configure`
+anywhere before that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+__all__ = ["Settings", "configure", "read"]
+
+PREFIX = "ZEROGPU_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be set, with its default. Each field is also the environment variable ``ZEROGPU_<NAME>``."""
+
+    device: str = "auto"
+    """``auto`` or ``cpu``: where workers compute."""
+    slots: int = 1
+    """Workers that may run at the same time on the device."""
+    keep_warm: float = 10.0
+    """Seconds that an idle worker stays before it ends."""
+    grace: float = 5.0
+    """Seconds that a function gets to end after a cancel or its deadline before it is killed."""
+    max_queue: int = 0
+    """Calls that may wait for a slot; 0 means no limit."""
+    queue_timeout: float = 0.0
+    """Seconds that a call may wait for a slot; 0 means no limit."""
+    isolation: str = "worker"
+    """``worker``: a worker serves many calls. ``call``: a fresh worker for every call."""
+    cache_dir: Path = Path(platformdirs.user_cache_dir("zerogpu"))
+    """Folder of compiled graphs."""
+
+
+def _number(text: object) -> float:
+    value = float(str(text))
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError("a number of at least 0")
+    return value
+
+
+def _whole(least: int) -> Callable[[object], int]:
+    def parse(text: object) -> int:
+        value = int(str(text))
+        if value < least:
+            raise ValueError(f"a whole number of at least {least}")
+        return value
+
+    return parse
+
+
+def _one_of(*allowed: str) -> Callable[[object], str]:
+    def parse(text: object) -> str:
+        value = str(text).strip().lower()
+        if value not in allowed:
+            raise ValueError("one of " + ", ".join(allowed))
+        return value
+
+    return parse
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "device": _one_of("auto", "cpu"),
+    "slots": _whole(1),
+    "keep_warm": _number,
+    "grace": _number,
+    "max_queue": _whole(0),
+    "queue_timeout": _number,
+    "isolation": _one_of("worker", "call"),
+    "cache_dir": lambda value: Path(value).expanduser(),
+}
+
+_configured: dict[str, Any] = {}
+_reported: set[str] = set()
+
+
+def configure(**settings: Any) -> None:
+    """Set settings from code; a value given here wins over its environment variable.
+
+    Args:
+        **settings: names as in `Settings`, e.g. ``keep_warm=30`` (seconds).
+
+    Raises:
+        TypeError: a name that is not a setting; the message names the nearest one.
+        ValueError: a value out of range; the message says what is expected.
+
+    Example:
+        >>> import zerogpu
+        >>> zerogpu.configure(keep_warm=30, grace=2)
+    """
+    parsed = {}
+    for name, value in settings.items():
+        if name not in _PARSERS:
+            raise TypeError(f"configure() has no setting {name!r}{_nearest(name)}")
+        parsed[name] = _parse(name, value, f"configure({name}={value!r})")
+    _configured.update(parsed)
+
+
+def read() -> Settings:
+    """Return the settings as they are now.
+
+    Raises:
+        ValueError: an environment variable holds a value out of range.
+    """
+    known = {field.name for field in fields(Settings)}
+    values: dict[str, Any] = {}
+    for variable, text in os.environ.items():
+        if not variable.startswith(PREFIX):
+            continue
+        name = variable[len(PREFIX) :].lower()
+        if name in known:
+            values[name] = _parse(name, text, f"{variable}={text!r}")
+        elif variable not in _reported:
+            _reported.add(variable)
+            warnings.warn(
+                f"{variable} is not a setting of zerogpu and has no effect{_nearest(name, PREFIX)}",
+                stacklevel=2,
+            )
+    return Settings(**{**values, **_configured})
+
+
+def _parse(name: str, value: Any, shown: str) -> Any:
+    try:
+        return _PARSERS[name](value)
+    except (TypeError, ValueError) as error:
+        detail = f": expected {error}" if str(error).startswith(("a ", "one ")) else ""
+        raise ValueError(f"{shown} is not valid{detail or f' ({error})'}") from None
+
+
+def _nearest(name: str, prefix: str = "") -> str:
+    near = difflib.get_close_matches(name, list(_PARSERS), n=1)
+    if near:
+        shown = prefix + near[0].upper() if prefix else near[0]
+        return f"; did you mean {shown}?"
+    names = ", ".join(prefix + n.upper() if prefix else n for n in _PARSERS)
+    return f"; there are: {names}"

@@ -1,0 +1,140 @@
+"""Options of `gpu`, checked when the function is decorated."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+__all__ = ["Duration", "Options", "check", "seconds"]
+
+Duration = float | int | timedelta | Callable[..., Any]
+
+_SIZES = ("large", "xlarge")
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a function wants to run.
+
+    Attributes:
+        duration: the longest run time in seconds, or a callable that gets the call's arguments.
+        size: ``large`` or ``xlarge``, a share of a device.
+        memory: bytes of device memory, or None to let the runtime learn it.
+        batch: whether the function takes lists and returns lists, as Gradio's batched functions do.
+        max_batch_size: most calls in one batch.
+        batch_wait: seconds to wait for a batch to fill.
+    """
+
+    duration: float | Callable[..., Any] = 60.0
+    size: str = "large"
+    memory: int | None = None
+    batch: bool = False
+    max_batch_size: int = 8
+    batch_wait: float = 0.01
+
+    def seconds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        """The duration of a call with these arguments, in seconds.
+
+        Raises:
+            TypeError, ValueError: the callable returned something that is not a duration.
+        """
+        if callable(self.duration):
+            return seconds(self.duration(*args, **kwargs), "the duration callable's result")
+        return self.duration
+
+
+def check(values: dict[str, Any]) -> Options:
+    """Make options of what the decorator was given.
+
+    Raises:
+        TypeError: an unknown option (the nearest is named) or a wrong type.
+        ValueError: a value out of range.
+    """
+    known = set(Options.__dataclass_fields__)
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {sorted(known)}"
+            raise TypeError(f"gpu() has no option {name!r}{hint}")
+    checked = dict(values)
+    duration = values.get("duration", 60)
+    checked["duration"] = duration if callable(duration) else seconds(duration, "duration")
+    if values.get("size", "large") not in _SIZES:
+        raise ValueError(f"size={values['size']!r}: expected one of {', '.join(map(repr, _SIZES))}")
+    checked["memory"] = _memory(values.get("memory"))
+    if not isinstance(values.get("batch", False), bool):
+        raise TypeError(f"batch={values['batch']!r}: expected True or False")
+    most = values.get("max_batch_size", 8)
+    if isinstance(most, bool) or not isinstance(most, numbers.Integral):
+        raise TypeError(f"max_batch_size={most!r}: expected a whole number")
+    if most < 1:
+        raise ValueError(f"max_batch_size={most!r}: expected at least 1")
+    checked["max_batch_size"] = int(most)
+    checked["batch_wait"] = seconds(values.get("batch_wait", 0.01), "batch_wait", least=0.0)
+    return Options(**checked)
+
+
+def seconds(value: object, what: str, least: float | None = None) -> float:
+    """Read a time in seconds from an int, float, numpy number, Fraction, Decimal or timedelta.
+
+    Args:
+        value: the time.
+        what: how to call it in an error.
+        least: the smallest value allowed; by default any positive time.
+
+    Raises:
+        TypeError: not a number or timedelta.
+        ValueError: not finite, negative, or (without `least`) zero.
+
+    Example:
+        >>> from datetime import timedelta
+        >>> seconds(timedelta(minutes=2), "duration")
+        120.0
+    """
+    if isinstance(value, timedelta):
+        number = value.total_seconds()
+    elif isinstance(value, bool) or not _is_number(value):
+        raise TypeError(f"{what}={value!r}: expected seconds as a number or a timedelta, e.g. duration=30")
+    else:
+        number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number) or number < 0 or (number == 0 and least is None):
+        wanted = "a positive, finite number of seconds" if least is None else "0 seconds or more"
+        raise ValueError(f"{what}={value!r}: expected {wanted}, e.g. duration=30")
+    return number
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, (numbers.Real, Decimal)):
+        return True
+    dtype = getattr(value, "dtype", None)  # numpy scalars and 0-d arrays or tensors
+    return dtype is not None and getattr(value, "ndim", None) == 0 and "bool" not in str(dtype)
+
+
+def _memory(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        match = _MEMORY.fullmatch(value)
+        if match:
+            unit = (match[2] or "").lower()
+            return _positive(float(match[1]) * (_BINARY.get(unit) or _BYTES[unit]), value)
+        raise ValueError(f'memory={value!r}: expected bytes, or a size such as "6GiB"')
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f'memory={value!r}: expected bytes, or a size such as "6GiB"')
+    return _positive(float(value), value)
+
+
+def _positive(number: float, shown: object) -> int:
+    if not math.isfinite(number) or number < 1:
+        raise ValueError(f'memory={shown!r}: expected at least one byte, e.g. "6GiB"')
+    return int(number)

@@ -1,0 +1,36 @@
+"""App: what the zygote and its workers know besides the snapshot, fixed at the fork."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..bridge import Bridge
+from ..config import Settings
+from .snapshot import Snapshot
+
+__all__ = ["App"]
+
+
+@dataclass(frozen=True)
+class App:
+    """One generation of the app as it is forked.
+
+    Attributes:
+        snapshot: the objects that a worker has by reference.
+        settings: read when the snapshot was taken.
+        bridges: the web frameworks' parts, in the order in which calls name them.
+        start_functions: what `on_worker_start` was given.
+    """
+
+    snapshot: Snapshot
+    settings: Settings
+    bridges: tuple[Bridge, ...]
+    start_functions: tuple[Callable[[], Any], ...]
+
+    @property
+    def threads(self) -> int:
+        """Compute threads of one worker: the cores, shared by the slots."""
+        return max(1, len(os.sched_getaffinity(0)) // self.settings.slots)

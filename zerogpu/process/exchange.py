@@ -1,0 +1,242 @@
+"""Exchange: one call on one worker, from its start to its outcome, with the clock running.
+
+    start ─► events, items ... ─► result or error
+       └ deadline or cancel ─► CANCEL ─(grace)─► SIGTERM ─► SIGKILL ─► the worker has exited
+
+The thread that wants the result runs the exchange. It never waits for a worker without also waiting for the
+next moment of that second line, so no function, stuck in whatever code, can hold it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from typing import Any
+
+from ..errors import GPUCancelled, GPUTimeoutError, WorkerCrashedError, ZeroGPUError
+from . import codec
+from .call import Call
+from .channel import ChannelClosed
+from .messages import Encoded, Event, Item, Raised, Ready, Result, Start, StartFailed
+from .supervisor import WorkerProcess, crash_error
+from .tree import kill_tree
+
+__all__ = ["Exchange", "wait_until_ready"]
+
+START_LIMIT = 600.0
+"""Seconds in which a worker has to become ready, `on_worker_start` functions included."""
+
+_TERM_AT = 0.8
+"""The share of the grace time after which SIGTERM follows the cooperative cancel."""
+_EXIT_LIMIT = 2.0
+"""Seconds after SIGKILL in which the zygote has to report the exit, before this process kills by itself."""
+
+
+class Exchange:
+    """Runs `call` on `worker`."""
+
+    def __init__(self, call: Call, worker: WorkerProcess) -> None:
+        self.call = call
+        self.worker = worker
+        self.ended = False
+        self.missed = False
+        self._lock = threading.Lock()
+        self._poll = _poll(worker)
+        self._steps: list[tuple[float, int]] = []
+        self._deadline = 0.0
+        call.on_cancel = worker.rouse
+        if call.cancelled:  # before on_cancel was set
+            worker.rouse()
+
+    def start(self) -> None:
+        """Send the call; from here its duration counts."""
+        number = self.call.number
+        with contextlib.suppress(ChannelClosed):  # the worker died: `advance` tells how
+            self.worker.channel.send_payload(lambda payload: Start(number, payload), self.call.payload)
+        self._deadline = time.monotonic() + self.call.seconds
+        self.call.running()
+
+    def advance(self) -> Any:
+        """Wait for the next item or the outcome.
+
+        Returns:
+            An `Item` or a `Result` with its payload still encoded.
+
+        Raises:
+            ZeroGPUError: the call ended without an outcome of its own.
+            GPUCancelled: it was cancelled and ended in time.
+            BaseException: what the function raised.
+        """
+        with self._lock:
+            while True:
+                message = self._next_message()
+                if isinstance(message, Event):
+                    self.call.receive(message.bridge, codec.decode(_encoded(message)))
+                elif isinstance(message, Item):
+                    if not self.call.cancelled and not self.missed:
+                        return message
+                else:
+                    return self._end(message)
+
+    def run_to_end(self) -> None:
+        """Take what is left of a call nobody waits for any more, until its worker is free or gone."""
+        with contextlib.suppress(ZeroGPUError):
+            while not self.ended:
+                with contextlib.suppress(BaseException):  # the outcome itself has no reader
+                    self.advance()
+
+    def _end(self, message: Result | Raised) -> Result:
+        self.ended = True
+        self.worker.log.pump()
+        if self.missed:
+            raise self._timeout_error()
+        if self.call.cancelled:
+            raise GPUCancelled(f"{self.call.name} was cancelled")
+        if isinstance(message, Raised):
+            raise self._decoded_error(message)
+        return message
+
+    def _decoded_error(self, message: Raised) -> BaseException:
+        try:
+            error = codec.decode(_encoded(message))
+        except Exception as reason:  # noqa: BLE001 - its class does not exist or cannot be made here
+            return ZeroGPUError(
+                f"{self.call.name} raised {message.summary} (the exception itself cannot be rebuilt "
+                f"in the main process: {reason})"
+            )
+        if isinstance(error, GPUCancelled):
+            return ZeroGPUError(f"{self.call.name} raised GPUCancelled although nobody cancelled it")
+        assert isinstance(error, BaseException)
+        return error
+
+    def _next_message(self) -> Any:
+        while True:
+            ready = self._poll.poll(self._patience())
+            fds = {fd for fd, _ in ready}
+            if self.worker.channel.fileno() in fds:
+                try:
+                    return self.worker.channel.receive()
+                except ChannelClosed:
+                    self.worker.exited.wait(_EXIT_LIMIT)
+                    self._fail()
+            if self.worker.wake in fds:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self.worker.wake)
+            if self.worker.exited.is_set():
+                self._fail()
+            self._take_steps()
+
+    # -- the clock ----------------------------------------------------------------------------------
+
+    def _patience(self) -> float:
+        """Milliseconds until the next step is due."""
+        due = self._steps[0][0] if self._steps else self._deadline
+        return max(0.0, (due - time.monotonic()) * 1000 + 0.5)
+
+    def _take_steps(self) -> None:
+        now = time.monotonic()
+        if not self._steps and (self.call.cancelled or now >= self._deadline):
+            self.missed = not self.call.cancelled
+            start = self._deadline if self.missed else now
+            grace = self.call.grace
+            self.worker.cancel(self.call.number)
+            self._steps = [
+                (start + grace * _TERM_AT, signal.SIGTERM),
+                (start + grace, signal.SIGKILL),
+                (start + grace + _EXIT_LIMIT, 0),
+            ]
+        while self._steps and now >= self._steps[0][0]:
+            _, number = self._steps.pop(0)
+            if number:
+                self.worker.signal(number)
+            else:
+                self._kill_by_ourselves()
+
+    def _kill_by_ourselves(self) -> None:
+        if self.worker.pid is not None:
+            kill_tree(self.worker.pid)
+        self.worker.exited.wait(_EXIT_LIMIT)
+        self._fail()
+
+    def _fail(self) -> None:
+        self.ended = True
+        if self.missed:
+            raise self._timeout_error()
+        if self.call.cancelled:
+            raise GPUCancelled(f"{self.call.name} was cancelled and had to be killed")
+        raise crash_error(self.worker, f"running {self.call.name}")
+
+    def _timeout_error(self) -> GPUTimeoutError:
+        return GPUTimeoutError(
+            f"{self.call.name} ran longer than its duration of {self.call.seconds:g} s (it got up to "
+            f"{self.call.grace:g} s of grace to end). Give it more with @gpu(duration=...), or make it "
+            "do less per call."
+        )
+
+
+def wait_until_ready(worker: WorkerProcess, call: Call) -> None:
+    """Wait for a new worker's READY.
+
+    Raises:
+        WorkerCrashedError: it did not start, with what it said.
+        GPUCancelled: the call was cancelled meanwhile; the worker is ended.
+    """
+    call.on_cancel = worker.rouse
+    if call.cancelled:
+        worker.rouse()
+    limit = time.monotonic() + START_LIMIT
+    poll = _poll(worker)
+    while True:
+        fds = {fd for fd, _ in poll.poll(max(0.0, limit - time.monotonic()) * 1000)}
+        if worker.channel.fileno() in fds:
+            try:
+                message = worker.channel.receive()
+            except ChannelClosed:
+                worker.exited.wait(_EXIT_LIMIT)
+                raise crash_error(worker, "starting") from None
+            if isinstance(message, Ready):
+                worker.pid, worker.ready = message.pid, True
+                return
+            assert isinstance(message, StartFailed)
+            worker.log.pump()
+            raise _start_error(worker, message)
+        if worker.exited.is_set():
+            raise crash_error(worker, "starting")
+        if worker.wake in fds:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(worker.wake)
+        if call.cancelled:
+            worker.signal(signal.SIGKILL)
+            raise GPUCancelled(f"{call.name} was cancelled while its worker started")
+        if time.monotonic() >= limit:
+            worker.signal(signal.SIGKILL)
+            raise WorkerCrashedError(
+                f"GPU worker {worker.number} was not ready after {START_LIMIT:g} s. What an "
+                "on_worker_start function does is probably stuck."
+            )
+
+
+def _start_error(worker: WorkerProcess, message: StartFailed) -> WorkerCrashedError:
+    error = codec.decode(_encoded(message))
+    crash = WorkerCrashedError(
+        f"GPU worker {worker.number} could not start: an on_worker_start function raised "
+        f"{type(error).__name__}: {error}"
+    )
+    crash.__cause__ = error
+    return crash
+
+
+def _poll(worker: WorkerProcess) -> select.poll:
+    poll = select.poll()
+    poll.register(worker.channel.fileno(), select.POLLIN)
+    poll.register(worker.wake, select.POLLIN)
+    return poll
+
+
+def _encoded(message: Any) -> Encoded:
+    assert isinstance(message.payload, Encoded)
+    return message.payload

@@ -1,0 +1,329 @@
+"""Supervisor: the main process's side of one zygote and its workers.
+
+One thread per zygote does four things: it writes out what workers print, notes which have exited, ends
+those that should have ended by now, and when the zygote itself is killed, ends its workers in its place and
+lets the standby take over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import selectors
+import signal
+import socket
+import threading
+import time
+import warnings
+from typing import Any
+
+from ..errors import WorkerCrashedError, ZeroGPUError
+from .app import App
+from .channel import Channel, pair
+from .logs import LogReader
+from .messages import CANCEL, CREDIT, QUIT, End, Exited, NotSpawned, Spawn, Spawned, Standby
+from .packets import receive_packet, send_packet
+from .tree import kill_tree
+from .zygote import fork_zygote
+
+__all__ = ["Supervisor", "WorkerProcess", "crash_error"]
+
+_numbers = itertools.count(1)
+_QUIT_TIME = 2.0
+"""Seconds that an idle worker gets to end after it was told to quit."""
+
+
+class WorkerProcess:
+    """A worker as the main process sees it."""
+
+    def __init__(self, supervisor: Supervisor, number: int, ends: list[socket.socket], log: int) -> None:
+        self.number = number
+        self.supervisor = supervisor
+        self.channel = Channel(ends[0])
+        self.control = ends[1]
+        self.log = LogReader(number, log)
+        self.pid: int | None = None
+        self.status: int | None = None
+        self.reason = ""
+        self.ready = False
+        self.exited = threading.Event()
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.idle_since = 0.0
+        self.quit_by: float | None = None
+        self.signal_when_spawned: int | None = None
+        self.released = False
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def alive(self) -> bool:
+        """Whether the worker can take a call; notices an exit that was not reported yet."""
+        if self.exited.is_set():
+            return False
+        hangup = select.poll()
+        hangup.register(self.channel.fileno(), select.POLLHUP)
+        return not hangup.poll(0)
+
+    def tell(self, command: bytes, call: int | None = None) -> None:
+        """Send a control command; a worker that is gone does not mind."""
+        packet = command if call is None else command + call.to_bytes(8, "little")
+        with self._lock, contextlib.suppress(OSError):
+            self.control.send(packet, socket.MSG_NOSIGNAL)
+
+    def cancel(self, call: int) -> None:
+        """Ask the running function to stop."""
+        self.tell(CANCEL, call)
+
+    def credit(self, call: int) -> None:
+        """Let a stream run one item further."""
+        self.tell(CREDIT, call)
+
+    def signal(self, number: int) -> None:
+        """Signal the worker's session, through the zygote, which knows whether it still lives."""
+        self.supervisor.end(self, number)
+
+    def end(self) -> None:
+        """End a worker that runs no call, and let go of it; one that does not quit is killed."""
+        self.quit_by = time.monotonic() + _QUIT_TIME
+        self.tell(QUIT)
+        self.supervisor.rouse()
+        self.released = True
+        if self.exited.is_set():
+            self.close()
+
+    def rouse(self) -> None:
+        """Wake the thread that waits for this worker."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self.wake, 1)
+
+    def close(self) -> None:
+        """Let go of all descriptors, once the worker has exited."""
+        self.log.close()
+        self.channel.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self.control.close()
+                os.close(self.wake)
+
+
+class Supervisor:
+    """One zygote, and the thread that looks after it and its workers.
+
+    Args:
+        app: what the zygote and its workers are forked with.
+        standby: whether a second zygote waits to replace this one.
+    """
+
+    def __init__(self, app: App, *, standby: bool) -> None:
+        self.app = app
+        self._lock = threading.Lock()
+        self._workers: dict[int, WorkerProcess] = {}
+        self._closing = False
+        self._closing_when_idle = False
+        self._sock, theirs = pair()
+        with warnings.catch_warnings():
+            # Python warns of forks with threads; the zygote runs none of what they might hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._zygote = fork_zygote(app, self._sock, theirs)
+        theirs.close()
+        self._standby = self._add_standby() if standby else None
+        self._woken, self._wake = os.pipe()
+        self.closed = threading.Event()
+        name = f"zerogpu-supervisor-{app.snapshot.number}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # -- called by any thread -----------------------------------------------------------------------
+
+    def spawn(self) -> WorkerProcess:
+        """Have the zygote fork a worker; it says itself, on its channel, when it is ready.
+
+        Raises:
+            ZeroGPUError: this generation of the app is closed.
+        """
+        data, control = pair(), pair()
+        log, log_end = os.pipe()
+        theirs = [data[1].fileno(), control[1].fileno(), log_end]
+        with self._lock:
+            worker = WorkerProcess(self, next(_numbers), [data[0], control[0]], log)
+            self._workers[worker.number] = worker
+            try:
+                if self._closing:
+                    raise BrokenPipeError
+                send_packet(self._sock, Spawn(worker.number), theirs)
+            except OSError:
+                del self._workers[worker.number]
+                worker.close()
+                raise ZeroGPUError("The app is shutting down: no new GPU worker is started.") from None
+            finally:
+                data[1].close()
+                control[1].close()
+                os.close(log_end)
+        self.rouse()
+        return worker
+
+    def end(self, worker: WorkerProcess, number: int) -> None:
+        """Send a signal to a worker's session; SIGKILL reaches all its descendants."""
+        if worker.pid is None:
+            worker.signal_when_spawned = number
+        if worker.pid is None or worker.exited.is_set():
+            return
+        with self._lock, contextlib.suppress(OSError):
+            send_packet(self._sock, End(worker.pid, number))
+
+    def workers(self) -> list[WorkerProcess]:
+        """The workers that have not exited."""
+        with self._lock:
+            return list(self._workers.values())
+
+    def close(self, wait: float = 5.0) -> None:
+        """End the zygote and all its workers, and wait up to `wait` seconds until they are gone."""
+        with self._lock:
+            self._closing = True
+            for end in (self._sock, self._standby):
+                if end is not None:
+                    with contextlib.suppress(OSError):
+                        end.shutdown(socket.SHUT_RDWR)
+        self.rouse()
+        if threading.current_thread() is not self._thread:
+            self.closed.wait(wait)
+
+    def close_when_idle(self) -> None:
+        """Close as soon as the last worker has exited."""
+        with self._lock:
+            self._closing_when_idle = True
+        self.rouse()
+
+    def rouse(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake, b"x")
+
+    # -- the supervisor's thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sock, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            watched: set[int] = set()
+            while not self._finished():
+                self._watch_logs(selector, watched)
+                for key, _ in selector.select(self._patience()):
+                    if key.fileobj is self._woken:
+                        os.read(self._woken, 4096)
+                    elif key.fileobj is self._sock:
+                        if not self._hear():
+                            selector.unregister(self._sock)
+                            self._lose_zygote()
+                            if self._sock.fileno() >= 0:
+                                selector.register(self._sock, selectors.EVENT_READ)
+                    elif not key.data.log.pump():
+                        selector.unregister(key.fileobj)
+                self._end_overdue()
+        self._clean_up()
+
+    def _finished(self) -> bool:
+        with self._lock:
+            return self._closing or (self._closing_when_idle and not self._workers)
+
+    def _watch_logs(self, selector: selectors.BaseSelector, watched: set[int]) -> None:
+        for worker in self.workers():
+            if worker.number not in watched:
+                watched.add(worker.number)
+                selector.register(worker.log.fileno(), selectors.EVENT_READ, worker)
+
+    def _patience(self) -> float | None:
+        """Seconds until a worker that was told to quit is overdue."""
+        times = [worker.quit_by for worker in self.workers() if worker.quit_by is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _end_overdue(self) -> None:
+        for worker in self.workers():
+            if worker.quit_by is not None and worker.quit_by <= time.monotonic():
+                worker.quit_by = time.monotonic() + _QUIT_TIME
+                self.end(worker, signal.SIGKILL)
+
+    def _hear(self) -> bool:
+        received = receive_packet(self._sock)
+        if received is None:
+            return False
+        message: Any = received[0]
+        with self._lock:
+            worker = self._workers.get(message.number)
+        if worker is None:
+            return True
+        if isinstance(message, Spawned):
+            worker.pid = message.pid
+            if worker.signal_when_spawned is not None:
+                self.end(worker, worker.signal_when_spawned)
+        elif isinstance(message, NotSpawned):
+            self._note_exit(worker, None, f"could not be forked: {message.reason}")
+        elif isinstance(message, Exited):
+            self._note_exit(worker, message.status, "")
+        return True
+
+    def _note_exit(self, worker: WorkerProcess, status: int | None, reason: str) -> None:
+        with self._lock:
+            self._workers.pop(worker.number, None)
+        worker.log.pump()
+        worker.status, worker.reason = status, reason
+        worker.exited.set()
+        worker.rouse()
+        if worker.released:
+            worker.close()
+
+    def _lose_zygote(self) -> None:
+        """The zygote was killed: end its workers from here, and let the standby take over."""
+        self._sock.close()
+        for worker in self.workers():
+            if worker.pid is not None:
+                kill_tree(worker.pid)
+            self._note_exit(worker, None, "ended because the process that had forked it was killed")
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._zygote, 0)
+        with self._lock:
+            if self._closing or self._standby is None:
+                self._closing = True
+                return
+            self._sock, self._standby = self._standby, None
+            with contextlib.suppress(OSError):
+                self._standby = self._add_standby()
+
+    def _add_standby(self) -> socket.socket:
+        ours, theirs = pair()
+        with theirs:
+            send_packet(self._sock, Standby(), [theirs.fileno()])
+        return ours
+
+    def _clean_up(self) -> None:
+        for end in (self._sock, self._standby):
+            if end is not None:
+                end.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._zygote, 0)
+        for worker in self.workers():
+            self._note_exit(worker, None, "ended because the app is shutting down")
+        os.close(self._woken)
+        os.close(self._wake)
+        self.closed.set()
+
+
+def crash_error(worker: WorkerProcess, doing: str) -> WorkerCrashedError:
+    """What to raise for a call whose worker is gone."""
+    if worker.reason:
+        how = worker.reason
+    elif worker.status is None:
+        how = "closed its connection"
+    elif worker.status < 0:
+        how = f"was killed by {signal.Signals(-worker.status).name}"
+        if worker.status == -signal.SIGKILL:
+            how += " (when nobody sent it, the system was out of memory)"
+    else:
+        how = f"exited with status {worker.status}"
+    lines = worker.log.last_lines()
+    tail = f" Its last lines:\n{lines}" if lines else " It had written nothing."
+    return WorkerCrashedError(
+        f"GPU worker {worker.number} {how} while {doing}. The next call gets a new worker.{tail}"
+    )

@@ -1,0 +1,69 @@
+"""Notices when the main process changes weights that workers have as they were at the snapshot."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import weakref
+from typing import Any
+
+__all__ = ["WeightWatch"]
+
+_SHARE = 50
+"""A look may cost at most one part in this many of the time: big models are looked at less often."""
+
+
+class WeightWatch:
+    """Remembers the parameters and buffers of every module there is, and sees later changes.
+
+    It compares identity, memory address and version counter, so it sees in-place operations, assignment
+    to ``.data``, ``load_state_dict`` and added or removed submodules; not a write through a numpy view.
+    """
+
+    def __init__(self) -> None:
+        torch = sys.modules.get("torch")
+        modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)] if torch else []
+        self._known = [(weakref.ref(module), _state(module)) for module in modules]
+        self._next = 0.0
+
+    def change(self) -> str | None:
+        """The first change since the last look that found one, in words; None when there is none."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        found = self._look()
+        cost = time.monotonic() - now
+        self._next = now + cost * _SHARE
+        return found
+
+    def _look(self) -> str | None:
+        for index, (reference, state) in enumerate(self._known):
+            module = reference()
+            if module is None:
+                continue
+            current = _state(module)
+            if current == state:
+                continue
+            self._known[index] = (reference, current)
+            names = [name for name in {**state, **current} if state.get(name) != current.get(name)]
+            return f"{names[0]!r} of {type(module).__name__}"
+        return None
+
+
+def _state(module: Any) -> dict[str, tuple[int, ...]]:
+    state: dict[str, tuple[int, ...]] = {}
+    for tensors in (module._parameters, module._buffers):
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                state[name] = (id(tensor), *_memory(tensor))
+    for name, child in module._modules.items():
+        state[name] = (id(child),)
+    return state
+
+
+def _memory(tensor: Any) -> tuple[int, ...]:
+    try:
+        return (tensor.data_ptr(), tensor._version)
+    except (RuntimeError, NotImplementedError):  # fakes have no memory, inference tensors no version
+        return ()

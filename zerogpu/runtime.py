@@ -1,0 +1,443 @@
+"""Runtime: what happens between a decorated function's call and its result.
+
+    decorator ─► runtime ─► scheduler (a slot) ─► supervisor (a worker) ─► exchange (the call) ─► result
+
+Before the app is live, each call is a startup call: it forks a snapshot of its own, which sees the app as
+far as it has come. Once it is live, calls share one snapshot and its warm workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import gc
+import os
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from . import config
+from .bridge import registered
+from .errors import ZeroGPUError
+from .inline import Inline, can_fork
+from .process import codec
+from .process.app import App
+from .process.call import Call
+from .process.context import portable_context
+from .process.messages import Item
+from .process.snapshot import Snapshot
+from .process.supervisor import Supervisor
+from .process.weights import WeightWatch
+from .process.worker import in_worker
+from .scheduling.scheduler import Scheduler
+from .session import Session
+from .task import Kind, Task, all_tasks
+from .threads import in_thread
+from .watch import Watch
+
+__all__ = ["Runtime", "go_live", "on_worker_start", "refresh", "runtime", "shutdown", "start", "status"]
+
+_SMALL = (int, float, bool, str, bytes, type(None))
+
+
+class Runtime:
+    """All state of the runtime in the main process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.RLock()
+        self.start_functions: list[Callable[[], Any]] = []
+        self.inline = Inline(self.start_functions)
+        self.watch = Watch(lambda call: self.scheduler.position(call))
+        self._settings: config.Settings | None = None
+        self._scheduler: Scheduler | None = None
+        self._live: Supervisor | None = None
+        self._by_itself = False
+        self._stopped = False
+        self._retired: list[Supervisor] = []
+        self._weights: WeightWatch | None = None
+        self._reaper: threading.Thread | None = None
+
+    # -- calls --------------------------------------------------------------------------------------
+
+    def call(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a plain function's call and wait for its result in this thread."""
+        if self._inlined(task):
+            return self.inline.run(task, args, kwargs)
+        session = self.open(task, args, kwargs)
+        session.begin(self.scheduler.acquire)
+        return session.result()
+
+    def stream(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+        """Run a generator function's call and give its items as they come."""
+        if self._inlined(task):
+            yield from self.inline.run(task, args, kwargs)
+            return
+        session = self.open(task, args, kwargs)
+        session.begin(self.scheduler.acquire)
+        try:
+            while isinstance(message := session.advance(), Item):
+                yield session.take(message)
+        finally:
+            session.abandon()
+
+    async def call_async(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call without blocking the event loop; a cancel of the awaiting task cancels it."""
+        if self._inlined(task):
+            result = self.inline.run(task, args, kwargs)
+            return await result if task.kind is Kind.COROUTINE else result
+        session = await self._open_async(task, args, kwargs)
+        try:
+            await self._begin_async(session)
+            return await in_thread(session.result)
+        finally:
+            session.abandon()
+
+    async def stream_async(
+        self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        """Like `stream`, without blocking the event loop."""
+        if self._inlined(task):
+            async for item in self.inline.iterate(task, args, kwargs):
+                yield item
+            return
+        session = await self._open_async(task, args, kwargs)
+        try:
+            await self._begin_async(session)
+            while isinstance(message := await in_thread(session.advance), Item):
+                yield session.take(message)
+        finally:
+            session.abandon()
+
+    def open(
+        self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any], *, served: bool | None = None
+    ) -> Session:
+        """Check a call, encode it, and find the workers it may run on; no slot is taken yet.
+
+        Raises:
+            TypeError, ValueError: the duration callable's fault.
+            NotPicklableError: an argument that cannot travel.
+            ZeroGPUError: the runtime is not to be used here and now.
+        """
+        seconds = task.options.seconds(args, kwargs)
+        context = contextvars.copy_context()
+        supervisor = self._supervisor_for(task, _is_served() if served is None else served)
+        app = supervisor.app if supervisor else self._startup_app(context)
+        views = [(i, view) for i, bridge in enumerate(app.bridges) if (view := bridge.open())]
+        call = Call(
+            task=task,
+            seconds=seconds,
+            grace=app.settings.grace,
+            payload=self._encode(app, task, args, kwargs, [(i, v.payload) for i, v in views]),
+            snapshot=app.snapshot.number,
+            views=views,
+        )
+        return Session(self, call, app, supervisor)
+
+    async def _open_async(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+        live = self._live is not None and not self._stopped
+        if live and all(type(a) in _SMALL for a in (*args, *kwargs.values())):
+            return self.open(task, args, kwargs, served=True)
+        context = contextvars.copy_context()
+        return await in_thread(lambda: context.run(self.open, task, args, kwargs, served=True))
+
+    async def _begin_async(self, session: Session) -> None:
+        scheduler = self.scheduler
+        future = scheduler.request(session.call)
+        self.watch.add(session.call)
+        patience = scheduler.patience(session.call)
+        try:
+            lease = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise scheduler.give_up(session.call, future) from None
+        except BaseException:
+            scheduler.withdraw(future)
+            raise
+        await in_thread(lambda: session.begin(lambda _call: lease))
+
+    def _encode(
+        self, app: App, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any], views: list[Any]
+    ) -> Any:
+        variables = portable_context(app.snapshot)
+        return codec.encode_call(task, args, kwargs, variables, views, app.snapshot)
+
+    def _inlined(self, task: Task) -> bool:
+        """Whether the call runs right here: in a worker, or where the system cannot fork."""
+        if in_worker():
+            return True
+        if can_fork():
+            return False
+        self.inline.warn_once()
+        return True
+
+    # -- generations of the app ---------------------------------------------------------------------
+
+    @property
+    def scheduler(self) -> Scheduler:
+        assert self._scheduler is not None
+        return self._scheduler
+
+    def go_live(self, *, by_itself: bool = False) -> None:
+        """Take the snapshot that all later calls share; does nothing when there is one already.
+
+        A snapshot that the runtime took by itself, or that does not know all decorated functions, is
+        replaced when the app says that it is ready.
+        """
+        with self.lock:
+            self._check_process()
+            if self._live is not None and (by_itself or not self._is_stale(self._live)):
+                return
+            self._take_snapshot(by_itself)
+
+    def refresh(self) -> None:
+        """Replace the shared snapshot by one of the app as it is now; running calls end undisturbed."""
+        with self.lock:
+            self._check_process()
+            if self._live is not None:
+                self._take_snapshot(self._by_itself)
+
+    def _take_snapshot(self, by_itself: bool) -> None:
+        settings = self._read_settings()
+        gc.collect()
+        context = contextvars.Context() if by_itself else contextvars.copy_context()
+        app = App(Snapshot(all_tasks(), context), settings, registered(), tuple(self.start_functions))
+        old, self._live = self._live, Supervisor(app, standby=True)
+        self._by_itself = by_itself
+        gc.freeze()
+        self._weights = WeightWatch()
+        if old is not None:
+            self._retired = [each for each in self._retired if not each.closed.is_set()]
+            self._retired.append(old)
+            self._end_idle_workers(time.monotonic())
+            old.close_when_idle()
+
+    def _is_stale(self, live: Supervisor) -> bool:
+        return self._by_itself or not all(live.app.snapshot.holds(task) for task in all_tasks())
+
+    def _supervisor_for(self, task: Task, served: bool) -> Supervisor | None:
+        """The generation that runs the call; None for a startup call, which gets its own."""
+        with self.lock:
+            self._check_process()
+            if (self._live is not None and self._by_itself and not self._live.app.snapshot.holds(task)) or (self._live is None and served):
+                self._take_snapshot(by_itself=True)
+            elif self._live is not None and self._live.closed.is_set():
+                self._live = None
+                self._take_snapshot(self._by_itself)
+            if self._live is not None:
+                self._warn_of_changed_weights()
+            return self._live
+
+    def _startup_app(self, context: contextvars.Context) -> App:
+        with self.lock:
+            settings = self._read_settings()
+            snapshot = Snapshot(all_tasks(), context)
+            return App(snapshot, settings, registered(), tuple(self.start_functions))
+
+    def _read_settings(self) -> config.Settings:
+        settings = config.read()
+        if self._scheduler is None or settings != self._settings:
+            self._settings, self._scheduler = settings, Scheduler(settings)
+        return settings
+
+    def _check_process(self) -> None:
+        if os.getpid() != self.pid:
+            raise ZeroGPUError(
+                f"This process ({os.getpid()}) is a fork of the app ({self.pid}); only the app itself "
+                "can call GPU functions. Call them there, or start the process by 'spawn'."
+            )
+        if self._stopped:
+            raise ZeroGPUError(
+                "zerogpu was shut down. Call zerogpu.start() before calling GPU functions again."
+            )
+
+    def _warn_of_changed_weights(self) -> None:
+        change = self._weights.change() if self._weights is not None else None
+        if change is not None:
+            warnings.warn(
+                f"{change} was changed in the main process after the app went live; GPU workers still "
+                "have it as it was. Change it inside the GPU function, or call zerogpu.refresh() "
+                "afterwards so that new workers see it.",
+                stacklevel=4,
+            )
+
+    # -- warm workers -------------------------------------------------------------------------------
+
+    def reap_idle_workers(self) -> None:
+        """See to it that workers end once they have been idle for the keep-warm time."""
+        with self.lock:
+            if self._reaper is None:
+                self._reaper = threading.Thread(target=self._reap, name="zerogpu-keep-warm", daemon=True)
+                self._reaper.start()
+
+    def _reap(self) -> None:
+        pause = threading.Event()
+        while True:
+            keep = self._settings.keep_warm if self._settings else 0.0
+            pause.wait(min(max(keep / 10, 0.02), 1.0))
+            with self.lock:
+                self._end_idle_workers(time.monotonic() - keep)
+                supervisors = [s for s in (self._live, *self._retired) if s is not None]
+                if not any(s.workers() for s in supervisors):
+                    self._reaper = None
+                    return
+
+    def _end_idle_workers(self, idle_before: float) -> None:
+        if self._scheduler is not None:
+            for worker in self._scheduler.take_idle_workers(idle_before):
+                worker.end()
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._stopped = False
+        self.go_live()
+
+    def forget(self) -> None:
+        """Close a snapshot that the runtime took by itself, so that the next call takes a new one."""
+        with self.lock:
+            if self._by_itself and self._live is not None and os.getpid() == self.pid:
+                self._close()
+
+    def shutdown(self) -> None:
+        """End all workers; calls that run fail, later ones are refused."""
+        if os.getpid() != self.pid or in_worker():
+            return
+        with self.lock:
+            self._stopped = True
+            self._close()
+
+    def _close(self) -> None:
+        self._end_idle_workers(time.monotonic())
+        for supervisor in (self._live, *self._retired):
+            if supervisor is not None:
+                supervisor.close()
+        self._live, self._retired, self._weights = None, [], None
+        gc.unfreeze()
+
+    def status(self) -> dict[str, Any]:
+        """What runs now; see `zerogpu.status`."""
+        with self.lock:
+            supervisors = [s for s in (self._live, *self._retired) if s is not None]
+            state = "stopped" if self._stopped else "live" if self._live else "startup"
+            workers = [
+                {"worker": w.number, "pid": w.pid, "ready": w.ready} for s in supervisors for w in s.workers()
+            ]
+            return {
+                "state": state if can_fork() else "inline",
+                "device": "cpu",
+                "slots": (self._settings or config.read()).slots,
+                "waiting": self._scheduler.waiting() if self._scheduler else 0,
+                "workers": workers,
+            }
+
+
+def _is_served() -> bool:
+    """Whether this call comes from a server: from a thread, or from inside an event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+runtime = Runtime()
+atexit.register(runtime.shutdown)
+
+
+def go_live() -> None:
+    """Called by the web framework's module when the app is about to serve."""
+    if not in_worker() and can_fork():
+        runtime.go_live()
+
+
+def start() -> None:
+    """Go live now: take the snapshot that all later calls share.
+
+    Only needed where nothing else says that the app is ready: `Blocks.launch` and
+    `gr.mount_gradio_app` do, and a server's first call does. After `shutdown`, it starts anew.
+
+    Raises:
+        ZeroGPUError: called in a child process of the app.
+
+    Example:
+        >>> import zerogpu
+        >>> zerogpu.start()
+        >>> zerogpu.status()["state"]
+        'live'
+    """
+    if not in_worker() and can_fork():
+        runtime.start()
+
+
+def refresh() -> None:
+    """Take a new snapshot, so that workers see the app as it is now.
+
+    Calls that run or wait go on undisturbed; old workers end when they have nothing to do. Before the
+    app is live there is nothing to do, since each call sees the app as it is.
+
+    Example:
+        >>> import zerogpu
+        >>> pipeline.load_lora_weights("style.safetensors")     # doctest: +SKIP
+        >>> zerogpu.refresh()
+    """
+    if not in_worker() and can_fork():
+        runtime.refresh()
+
+
+def shutdown() -> None:
+    """End all workers now and refuse later calls; runs by itself when the app exits.
+
+    Example:
+        >>> import zerogpu
+        >>> zerogpu.shutdown()
+    """
+    runtime.shutdown()
+
+
+def status() -> dict[str, Any]:
+    """What the runtime does now.
+
+    Returns:
+        ``state`` (startup, live, stopped or inline), ``device``, ``slots``, ``waiting`` (calls in the
+        queue) and ``workers``, each with its number, process id and whether it is ready.
+
+    Example:
+        >>> import zerogpu
+        >>> sorted(zerogpu.status())
+        ['device', 'slots', 'state', 'waiting', 'workers']
+    """
+    return runtime.status()
+
+
+def on_worker_start(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Run `function` once in each new worker, before its first call and outside the charged time.
+
+    For handles that must be built where the device is: onnxruntime sessions, llama.cpp models. Keep
+    them in a global; it lives as long as the worker.
+
+    Args:
+        function: called without arguments. If it raises, the call that waits gets WorkerCrashedError.
+
+    Returns:
+        The function itself, so that this can be a decorator.
+
+    Raises:
+        TypeError: not callable.
+
+    Example:
+        >>> from zerogpu import on_worker_start
+        >>> session = None
+        >>> @on_worker_start
+        ... def load():
+        ...     global session
+        ...     session = object()      # onnxruntime.InferenceSession(...)
+    """
+    if not callable(function):
+        raise TypeError(f"on_worker_start() needs a function, not {function!r}")
+    runtime.start_functions.append(function)
+    return function
