@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
@@ -22,7 +23,7 @@ _MARK = "__zerogpu__"
 
 
 @overload
-def gpu(fn: F, /, **options: Any) -> F: ...
+def gpu(fn: F, **options: Any) -> F: ...
 @overload
 def gpu(
     fn: float | timedelta | None = None,
@@ -72,7 +73,7 @@ def gpu(fn: Any = None, **options: Any) -> Any:
     if isinstance(fn, (Real, timedelta)) and not isinstance(fn, bool):
         if "duration" in options:
             raise TypeError("gpu() got its duration twice")
-        return gpu(duration=fn, **options)
+        options["duration"], fn = fn, None
     checked = _options.check(options)
     if fn is None:
         return partial(_decorate, checked)
@@ -142,10 +143,8 @@ def _finish(wrapper: Any, fn: Any, task: Task) -> Any:
     wrapper.__name__ = task.name.rpartition(".")[2]
     if isinstance(fn, partial):
         wrapper.__doc__ = fn.func.__doc__
-    try:
+    with contextlib.suppress(ValueError, TypeError):  # a builtin without one
         wrapper.__signature__ = inspect.signature(fn)
-    except (ValueError, TypeError):  # a builtin without one
-        pass
     setattr(wrapper, _MARK, task)
     return wrapper
 
@@ -206,7 +205,7 @@ def _find_task(fn: Any) -> tuple[Task | None, tuple[Any, ...], dict[str, Any]]:
             fn = fn.__func__
         elif isinstance(task := getattr(fn, _MARK, None), Task):
             return task, args, kwargs
-        elif not inspect.isroutine(fn) and inspect.ismethod(call := getattr(fn, "__call__", None)):
+        elif not inspect.isroutine(fn) and inspect.ismethod(call := getattr(fn, "__call__", None)):  # noqa: B004
             fn = call
         else:
             return None, (), {}

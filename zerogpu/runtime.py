@@ -221,11 +221,11 @@ class Runtime:
         """The generation that runs the call; None for a startup call, which gets its own."""
         with self.lock:
             self._check_process()
-            if (self._live is not None and self._by_itself and not self._live.app.snapshot.holds(task)) or (self._live is None and served):
-                self._take_snapshot(by_itself=True)
-            elif self._live is not None and self._live.closed.is_set():
-                self._live = None
+            live = self._live
+            if live is not None and live.closed.is_set():  # its zygotes were killed faster than replaced
                 self._take_snapshot(self._by_itself)
+            elif served if live is None else self._by_itself and not live.app.snapshot.holds(task):
+                self._take_snapshot(by_itself=True)
             if self._live is not None:
                 self._warn_of_changed_weights()
             return self._live

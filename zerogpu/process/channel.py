@@ -25,7 +25,7 @@ _PACKET = LARGE + 32 * 1024
 _BUFFER = 4 * 1024 * 1024
 
 
-class ChannelClosed(ConnectionError):
+class ChannelClosed(ConnectionError):  # noqa: N818 - an event, not a fault
     """Raised when the other end has closed its channel or its process is gone."""
 
 
@@ -103,8 +103,8 @@ class Channel:
         fds = array.array("i")
         for _level, _kind, data in ancillary:
             fds.frombytes(data)
-        data, *buffers = map_block(fds[0], payload.sizes)
-        return message._replace(payload=Encoded(data, tuple(buffers)))
+        stream, *buffers = map_block(fds[0], payload.sizes)
+        return message._replace(payload=Encoded(stream, tuple(buffers)))
 
     def _sendmsg(self, packet: bytes, fds: tuple[int, ...]) -> None:
         with self._lock:

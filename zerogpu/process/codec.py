@@ -196,7 +196,7 @@ def _rebuild_exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseE
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     try:
         error = cls.__new__(cls, *args)
-        builtin.__init__(error, *args)
+        builtin.__init__(error, *args)  # type: ignore[misc]
     except TypeError:
         error = BaseException.__new__(cls)
     error.args = error.args if cls is builtin else args

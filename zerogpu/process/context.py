@@ -12,7 +12,8 @@ from .snapshot import Snapshot
 __all__ = ["portable_context"]
 
 _OF_THE_MAIN_PROCESS = frozenset(
-    ["_asyncio", "_contextvars", "anyio", "asyncio", "contextvars", "fastapi", "gradio", "sniffio", "starlette", "uvicorn"]
+    {"_asyncio", "_contextvars", "anyio", "asyncio", "contextvars"}
+    | {"fastapi", "gradio", "sniffio", "starlette", "uvicorn"}
 )
 """Libraries whose context belongs to the server that runs in the main process."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from ..errors import GPUCancelled
@@ -28,7 +28,7 @@ class Invoker:
         result = task.function(*args, **kwargs)
         return self._wait_for(result) if task.kind is Kind.COROUTINE else result
 
-    def stream(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    def stream(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generator[Any, None, None]:
         """Run a generator function; closing the iterator closes the function's generator."""
         source = task.function(*args, **kwargs)
         if task.kind is Kind.ASYNC_GENERATOR:

@@ -30,9 +30,10 @@ def redirect_output(fd: int) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False))
-    sys.stdout = sys.__stdout__ = _text(_MarkedOutput(1))
-    sys.stderr = sys.__stderr__ = _text(io.FileIO(2, "w", closefd=False))
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
+    sys.stdout = _text(_MarkedOutput(1))
+    sys.stderr = _text(io.FileIO(2, "w", closefd=False))
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
 
 
 def _text(raw: io.RawIOBase) -> io.TextIOWrapper:

@@ -250,7 +250,9 @@ _UNSEEN = frozenset({"numpy", "array", "pandas", "scipy"})
 """Libraries whose objects change in place without a trace: what holds one travels by value."""
 
 _VALUE_MODULES = frozenset(
-    ["array", "builtins", "collections", "datetime", "decimal", "enum", "fractions", "numpy", "pandas", "pathlib", "re", "scipy", "uuid", "_io", "_thread", "asyncio", "io", "multiprocessing", "queue", "socket", "sqlite3", "threading"]
+    {"array", "builtins", "collections", "datetime", "decimal", "enum", "fractions", "numpy"}
+    | {"pandas", "pathlib", "re", "scipy", "uuid"}
+    | {"_io", "_thread", "asyncio", "io", "multiprocessing", "queue", "socket", "sqlite3", "threading"}
 )
 """Libraries whose objects are values, or belong to one process and must not seem to be shared."""
 

@@ -59,7 +59,7 @@ class _Memory:
         if storage.nbytes() == 0:
             return _rebuild_storage, (b"",)
         array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        return _rebuild_storage, (pickle.PickleBuffer(array),)
+        return _rebuild_storage, (pickle.PickleBuffer(memoryview(array)),)
 
 
 def _rebuild_storage(buffer: Any) -> Any:
@@ -67,7 +67,7 @@ def _rebuild_storage(buffer: Any) -> Any:
 
     view = memoryview(buffer)
     if view.nbytes == 0:
-        return torch.UntypedStorage(0)
+        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
     if view.readonly:
         view = memoryview(bytearray(view))
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()

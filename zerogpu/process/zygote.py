@@ -115,7 +115,8 @@ class Zygote:
             self._tell(NotSpawned(number, str(error)))
             return
         if pid == 0:
-            worker.run(self._app, number, *fds, inherited=self._own)
+            data, control, log = fds
+            worker.run(self._app, number, data, control, log, self._own)
         for fd in fds:
             os.close(fd)
         self._workers[pid] = number
