@@ -13,6 +13,7 @@ import atexit
 import contextvars
 import gc
 import os
+import sys
 import threading
 import time
 import warnings
@@ -29,7 +30,7 @@ from .process.call import Call
 from .process.context import portable_context
 from .process.messages import Item
 from .process.snapshot import Snapshot
-from .process.supervisor import Supervisor
+from .process.supervisor import Supervisor, WorkerProcess
 from .process.weights import WeightWatch
 from .process.worker import in_worker
 from .scheduling.scheduler import Scheduler
@@ -68,7 +69,7 @@ class Runtime:
         if self._inlined(task):
             return self.inline.run(task, args, kwargs)
         session = self.open(task, args, kwargs)
-        session.begin(self.scheduler.acquire)
+        session.begin()
         return session.result()
 
     def stream(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
@@ -77,7 +78,7 @@ class Runtime:
             yield from self.inline.run(task, args, kwargs)
             return
         session = self.open(task, args, kwargs)
-        session.begin(self.scheduler.acquire)
+        session.begin()
         try:
             while isinstance(message := session.advance(), Item):
                 yield session.take(message)
@@ -145,9 +146,7 @@ class Runtime:
         return await in_thread(lambda: context.run(self.open, task, args, kwargs, served=True))
 
     async def _begin_async(self, session: Session) -> None:
-        scheduler = self.scheduler
-        future = scheduler.request(session.call)
-        self.watch.add(session.call)
+        scheduler, future = session.scheduler, session.request()
         patience = scheduler.patience(session.call)
         try:
             lease = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
@@ -156,7 +155,7 @@ class Runtime:
         except BaseException:
             scheduler.withdraw(future)
             raise
-        await in_thread(lambda: session.begin(lambda _call: lease))
+        await in_thread(lambda: session.begin(lease))
 
     def _encode(
         self, app: App, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any], views: list[Any]
@@ -239,6 +238,7 @@ class Runtime:
     def _read_settings(self) -> config.Settings:
         settings = config.read()
         if self._scheduler is None or settings != self._settings:
+            self._end_idle_workers(time.monotonic())
             self._settings, self._scheduler = settings, Scheduler(settings)
         return settings
 
@@ -264,6 +264,10 @@ class Runtime:
             )
 
     # -- warm workers -------------------------------------------------------------------------------
+
+    def keeps(self, worker: WorkerProcess, scheduler: Scheduler) -> bool:
+        """Whether a worker may stay for the next call: not after a refresh or a change of settings."""
+        return worker.supervisor is self._live and scheduler is self._scheduler and not self._stopped
 
     def reap_idle_workers(self) -> None:
         """See to it that workers end once they have been idle for the keep-warm time."""
@@ -319,6 +323,8 @@ class Runtime:
 
     def status(self) -> dict[str, Any]:
         """What runs now; see `zerogpu.status`."""
+        if in_worker():  # the lock may have been held by the thread that forked
+            return {"state": "worker", "device": "cpu", "slots": 0, "waiting": 0, "workers": []}
         with self.lock:
             supervisors = [s for s in (self._live, *self._retired) if s is not None]
             state = "stopped" if self._stopped else "live" if self._live else "startup"
@@ -335,7 +341,13 @@ class Runtime:
 
 
 def _is_served() -> bool:
-    """Whether this call comes from a server: from a thread, or from inside an event loop."""
+    """Whether this call comes from a server: from a thread, or from inside an event loop.
+
+    A notebook runs its cells inside an event loop too, but each cell may change what the next call has
+    to see.
+    """
+    if "ipykernel" in sys.modules:
+        return False
     if threading.current_thread() is not threading.main_thread():
         return True
     try:
@@ -403,7 +415,7 @@ def status() -> dict[str, Any]:
     """What the runtime does now.
 
     Returns:
-        ``state`` (startup, live, stopped or inline), ``device``, ``slots``, ``waiting`` (calls in the
+        ``state`` (startup, live, stopped, inline, or worker when called in one), ``device``, ``slots``, ``waiting`` (calls in the
         queue) and ``workers``, each with its number, process id and whether it is ready.
 
     Example:

@@ -1,15 +1,18 @@
-"""Session: a call together with the slot and the worker it holds, and what becomes of them at its end."""
+"""Session: a call together with the slot and the worker it holds, and what becomes of them at its end.
+
+Every way out of a call leads through `_finish`, once: the worker stays warm or is ended, then the slot is
+given back. A caller that stops waiting (`abandon`) leaves that to a thread, so it never waits for a function
+that does not want to end.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from .errors import ZeroGPUError
 from .process import codec
 from .process.app import App
 from .process.call import Call
@@ -37,6 +40,7 @@ class Session:
 
     def __init__(self, runtime: Runtime, call: Call, app: App, supervisor: Supervisor | None) -> None:
         self.call = call
+        self.scheduler = runtime.scheduler
         self._runtime = runtime
         self._app = app
         self._supervisor = supervisor
@@ -45,9 +49,20 @@ class Session:
         self._lease: Lease | None = None
         self._worker: WorkerProcess | None = None
         self._exchange: Exchange | None = None
+        self._abandoned = False
+        self._finished = threading.Event()
 
-    def begin(self, acquire: Callable[[Call], Lease]) -> None:
-        """Take a slot, find or start a worker, and start the call on it.
+    def request(self) -> Future[Lease]:
+        """Queue for a slot; `begin` takes the lease."""
+        self._runtime.watch.add(self.call)
+        try:
+            return self.scheduler.request(self.call)
+        except BaseException:
+            self._finish()
+            raise
+
+    def begin(self, lease: Lease | None = None) -> None:
+        """Take a slot (or the lease given), find or start a worker, and start the call on it.
 
         Raises:
             ZeroGPUError: no slot, or no worker.
@@ -55,14 +70,19 @@ class Session:
         """
         self._runtime.watch.add(self.call)
         try:
-            self._lease = acquire(self.call)
-            self._scheduler = self._runtime.scheduler
+            self._lease = lease or self.scheduler.acquire(self.call)
             self._worker = self._warm_worker() or self._cold_worker()
-            self._exchange = Exchange(self.call, self._worker)
-            self._exchange.start()
+            exchange = Exchange(self.call, self._worker)
+            exchange.start()
         except BaseException:
             self._finish()
             raise
+        with self._lock:
+            self._exchange = exchange
+        if self._abandoned:
+            self._see_to_end()
+        elif self.call.task.kind.streams:
+            submit(self._enforce_deadline)
 
     def advance(self) -> Item | Result:
         """Wait for the next item, or the result; whatever ends the call also ends the session."""
@@ -78,10 +98,11 @@ class Session:
 
     def take(self, item: Item) -> Any:
         """The value of an item; lets the worker run one further."""
-        assert self._worker is not None
         assert isinstance(item.payload, Encoded)
         value = codec.decode(item.payload)
-        self._worker.credit(self.call.number)
+        worker = self._worker
+        if worker is not None:
+            worker.credit(self.call.number)
         return value
 
     def result(self) -> Any:
@@ -91,14 +112,17 @@ class Session:
         return codec.decode(message.payload)
 
     def abandon(self) -> None:
-        """Nobody waits any more: cancel the call if it still runs, and let a thread see it to its end."""
-        exchange = self._exchange
-        if self._lease is None or exchange is None:
-            self.call.cancel()
-        elif exchange.ended:
+        """Nobody waits any more: cancel what still runs, and let a thread see it to its end."""
+        if self._finished.is_set():
+            return
+        with self._lock:
+            self._abandoned = True
+            exchange = self._exchange
+        if exchange is not None and exchange.ended:
             self._finish()
-        else:
-            self.call.cancel()
+            return
+        self.call.cancel()
+        if exchange is not None:
             submit(self._see_to_end)
 
     def _see_to_end(self) -> None:
@@ -108,7 +132,12 @@ class Session:
         finally:
             self._finish()
 
-    # -- the worker ---------------------------------------------------------------------------------
+    def _enforce_deadline(self) -> None:
+        """End a stream at its deadline even if its reader has gone to sleep between two items."""
+        if not self._finished.wait(self.call.seconds):
+            self._see_to_end()
+
+    # -- the worker ----------------------------------------------------------------------------------
 
     def _warm_worker(self) -> WorkerProcess | None:
         """The worker of the slot, if it is alive and of the call's generation."""
@@ -134,33 +163,34 @@ class Session:
             raise
         return worker
 
-    # -- the end ------------------------------------------------------------------------------------
+    # -- the end -------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         """Keep the worker warm or end it, and give the slot back. Later calls do nothing."""
         with self._lock:
-            lease, self._lease = self._lease, None
-            worker, self._worker = self._worker, None
+            if self._finished.is_set():
+                return
+            self._finished.set()
         self._runtime.watch.remove(self.call)
         try:
-            if worker is not None and lease is not None:
-                self._settle(worker, lease)
+            if self._worker is not None:
+                self._settle(self._worker)
         finally:
-            if lease is not None:
-                self._scheduler.release(lease)
+            if self._lease is not None:
+                self.scheduler.release(self._lease)
         if self._startup and self._supervisor is not None:
             self._supervisor.close()
 
-    def _settle(self, worker: WorkerProcess, lease: Lease) -> None:
+    def _settle(self, worker: WorkerProcess) -> None:
         settings, exchange = self._app.settings, self._exchange
         healthy = exchange is not None and exchange.ended and not exchange.missed
-        keep = settings.keep_warm > 0 and settings.isolation == "worker" and not self._startup
-        if healthy and keep and not worker.exited.is_set():
+        wanted = settings.keep_warm > 0 and settings.isolation == "worker"
+        if healthy and wanted and not worker.exited.is_set() and self._runtime.keeps(worker, self.scheduler):
+            assert self._lease is not None
             worker.idle_since = time.monotonic()
-            lease.slot.worker = worker
+            self._lease.slot.worker = worker
             self._runtime.reap_idle_workers()
             return
         if not healthy:
-            with contextlib.suppress(ZeroGPUError):
-                worker.signal(signal.SIGKILL)
+            worker.signal(signal.SIGKILL)
         worker.end()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from .process.call import Call
 
 __all__ = ["Watch"]
+
+_log = logging.getLogger(__name__)
 
 INTERVAL = 0.25
 """Seconds between two looks."""
@@ -55,7 +58,12 @@ class Watch:
                 self._look(call)
 
     def _look(self, call: Call) -> None:
-        if any(view.left() for _, view in call.views):
+        try:
+            left = any(view.left() for _, view in call.views)
+        except Exception:
+            _log.exception("cannot tell whether the client of %s is still there", call.name)
+            left = False
+        if left:
             call.cancel()
             return
         position = self._position(call)

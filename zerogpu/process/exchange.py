@@ -72,6 +72,8 @@ class Exchange:
             BaseException: what the function raised.
         """
         with self._lock:
+            if self.ended:  # meanwhile, for a reader that came late
+                raise self._error_after_end()
             while True:
                 message = self._next_message()
                 if isinstance(message, Event):
@@ -92,10 +94,8 @@ class Exchange:
     def _end(self, message: Result | Raised) -> Result:
         self.ended = True
         self.worker.log.pump()
-        if self.missed:
-            raise self._timeout_error()
-        if self.call.cancelled:
-            raise GPUCancelled(f"{self.call.name} was cancelled")
+        if self.missed or self.call.cancelled:
+            raise self._error_after_end()
         if isinstance(message, Raised):
             raise self._decoded_error(message)
         return message
@@ -164,11 +164,12 @@ class Exchange:
 
     def _fail(self) -> None:
         self.ended = True
-        if self.missed:
-            raise self._timeout_error()
-        if self.call.cancelled:
-            raise GPUCancelled(f"{self.call.name} was cancelled and had to be killed")
+        if self.missed or self.call.cancelled:
+            raise self._error_after_end()
         raise crash_error(self.worker, f"running {self.call.name}")
+
+    def _error_after_end(self) -> BaseException:
+        return self._timeout_error() if self.missed else GPUCancelled(f"{self.call.name} was cancelled")
 
     def _timeout_error(self) -> GPUTimeoutError:
         return GPUTimeoutError(

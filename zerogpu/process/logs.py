@@ -22,8 +22,12 @@ _LONGEST = 400
 _CHUNK = 64 * 1024
 
 
+_inherited: list[object] = []
+
+
 def redirect_output(fd: int) -> None:
     """In a worker: send descriptors 1 and 2, `sys.stdout` and `sys.stderr` into the pipe `fd`."""
+    _inherited.extend((sys.stdin, sys.stdout, sys.stderr))  # kept: freeing them would flush them here
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)

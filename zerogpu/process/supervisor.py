@@ -14,6 +14,7 @@ import select
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -124,6 +125,9 @@ class Supervisor:
         self._closing = False
         self._closing_when_idle = False
         self._sock, theirs = pair()
+        for stream in (sys.stdout, sys.stderr):  # what they hold would be printed by each fork
+            with contextlib.suppress(ValueError, OSError, AttributeError):
+                stream.flush()
         with warnings.catch_warnings():
             # Python warns of forks with threads; the zygote runs none of what they might hold.
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["is_tensor", "reduce_tensor"]
 
@@ -59,7 +59,7 @@ class _Memory:
         if storage.nbytes() == 0:
             return _rebuild_storage, (b"",)
         array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        return _rebuild_storage, (pickle.PickleBuffer(memoryview(array)),)
+        return _rebuild_storage, (pickle.PickleBuffer(memoryview(cast(Any, array))),)
 
 
 def _rebuild_storage(buffer: Any) -> Any:
