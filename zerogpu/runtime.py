@@ -415,8 +415,9 @@ def status() -> dict[str, Any]:
     """What the runtime does now.
 
     Returns:
-        ``state`` (startup, live, stopped, inline, or worker when called in one), ``device``, ``slots``, ``waiting`` (calls in the
-        queue) and ``workers``, each with its number, process id and whether it is ready.
+        ``state`` (startup, live, stopped, inline, or worker when called in one), ``device``, ``slots``,
+        ``waiting`` (calls in the queue) and ``workers``, each with its number, process id and whether it
+        is ready.
 
     Example:
         >>> import zerogpu

@@ -60,7 +60,7 @@ class Watch:
     def _look(self, call: Call) -> None:
         try:
             left = any(view.left() for _, view in call.views)
-        except Exception:
+        except Exception:  # noqa: BLE001 - one framework's fault must not stop the watch
             _log.exception("cannot tell whether the client of %s is still there", call.name)
             left = False
         if left:
