@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import platformdirs
+
+from .notices import warn_app
 
 __all__ = ["Settings", "configure", "read"]
 
@@ -44,18 +45,28 @@ class Settings:
     """Folder of compiled graphs."""
 
 
+class _Expected(ValueError):  # noqa: N818 - says what a parser wants instead
+    pass
+
+
 def _number(text: object) -> float:
-    value = float(str(text))
+    try:
+        value = float(str(text))
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError("a number of at least 0")
+        raise _Expected("a number of at least 0")
     return value
 
 
 def _whole(least: int) -> Callable[[object], int]:
     def parse(text: object) -> int:
-        value = int(str(text))
+        try:
+            value = int(str(text))
+        except ValueError:
+            value = least - 1
         if value < least:
-            raise ValueError(f"a whole number of at least {least}")
+            raise _Expected(f"a whole number of at least {least}")
         return value
 
     return parse
@@ -65,10 +76,16 @@ def _one_of(*allowed: str) -> Callable[[object], str]:
     def parse(text: object) -> str:
         value = str(text).strip().lower()
         if value not in allowed:
-            raise ValueError("one of " + ", ".join(allowed))
+            raise _Expected("one of " + ", ".join(allowed))
         return value
 
     return parse
+
+
+def _folder(text: object) -> Path:
+    if not isinstance(text, (str, os.PathLike)) or not str(text).strip():
+        raise _Expected("the path of a folder")
+    return Path(text).expanduser()
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
@@ -79,7 +96,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "max_queue": _whole(0),
     "queue_timeout": _number,
     "isolation": _one_of("worker", "call"),
-    "cache_dir": lambda value: Path(value).expanduser(),
+    "cache_dir": _folder,
 }
 
 _configured: dict[str, Any] = {}
@@ -124,9 +141,8 @@ def read() -> Settings:
             values[name] = _parse(name, text, f"{variable}={text!r}")
         elif variable not in _reported:
             _reported.add(variable)
-            warnings.warn(
+            warn_app(
                 f"{variable} is not a setting of zerogpu and has no effect{_nearest(name, PREFIX)}",
-                stacklevel=2,
             )
     return Settings(**{**values, **_configured})
 
@@ -134,9 +150,8 @@ def read() -> Settings:
 def _parse(name: str, value: Any, shown: str) -> Any:
     try:
         return _PARSERS[name](value)
-    except (TypeError, ValueError) as error:
-        detail = f": expected {error}" if str(error).startswith(("a ", "one ")) else ""
-        raise ValueError(f"{shown} is not valid{detail or f' ({error})'}") from None
+    except _Expected as expected:
+        raise ValueError(f"{shown} is not valid: expected {expected}") from None
 
 
 def _nearest(name: str, prefix: str = "") -> str:

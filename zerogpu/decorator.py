@@ -7,7 +7,6 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from functools import partial, update_wrapper
-from numbers import Real
 from typing import Any, TypeVar, overload
 
 from . import options as _options
@@ -70,7 +69,7 @@ def gpu(fn: Any = None, **options: Any) -> Any:
         >>> double(21)
         42
     """
-    if isinstance(fn, (Real, timedelta)) and not isinstance(fn, bool):
+    if _options.is_time(fn):
         if "duration" in options:
             raise TypeError("gpu() got its duration twice")
         options["duration"], fn = fn, None
@@ -140,7 +139,8 @@ _WRAPPERS: dict[Kind, Callable[[Task], Callable[..., Any]]] = {
 
 def _finish(wrapper: Any, fn: Any, task: Task) -> Any:
     update_wrapper(wrapper, fn)
-    wrapper.__name__ = task.name.rpartition(".")[2]
+    if not hasattr(fn, "__name__"):  # partials and callable objects
+        wrapper.__name__, wrapper.__qualname__ = task.name.rpartition(".")[2], task.name
     if isinstance(fn, partial):
         wrapper.__doc__ = fn.func.__doc__
     with contextlib.suppress(ValueError, TypeError):  # a builtin without one
@@ -192,6 +192,13 @@ def async_form(fn: Any) -> Callable[..., Any] | None:
     return _finish(wrapper, fn, task)  # type: ignore[no-any-return]
 
 
+def _task_of(fn: Any) -> Task | None:
+    """The task of a wrapper of ours, not of one that functools.wraps gave a copy of its mark."""
+    task = getattr(fn, _MARK, None)
+    ours = isinstance(task, Task) and getattr(fn, "__wrapped__", None) is task.function
+    return task if ours else None
+
+
 def _find_task(fn: Any) -> tuple[Task | None, tuple[Any, ...], dict[str, Any]]:
     """The task behind `fn`, and the arguments that partials and methods have bound already."""
     args: tuple[Any, ...] = ()
@@ -203,7 +210,7 @@ def _find_task(fn: Any) -> tuple[Task | None, tuple[Any, ...], dict[str, Any]]:
         elif inspect.ismethod(fn):
             args = (fn.__self__, *args)
             fn = fn.__func__
-        elif isinstance(task := getattr(fn, _MARK, None), Task):
+        elif (task := _task_of(fn)) is not None:
             return task, args, kwargs
         elif not inspect.isroutine(fn) and inspect.ismethod(call := getattr(fn, "__call__", None)):  # noqa: B004
             fn = call

@@ -6,10 +6,10 @@ import inspect
 import os
 import sys
 import threading
-import warnings
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from .notices import warn_app
 from .process.worker import in_worker
 from .task import Task
 
@@ -39,10 +39,9 @@ class Inline:
         with self._lock:
             if not self._warned:
                 self._warned = True
-                warnings.warn(
+                warn_app(
                     f"{sys.platform} cannot fork worker processes: GPU functions run inside the main "
                     "process, without deadlines. Linux has both.",
-                    stacklevel=4,
                 )
             while self._started < len(self._start_functions):
                 self._started += 1

@@ -12,13 +12,15 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["Duration", "Options", "check", "seconds"]
+__all__ = ["Duration", "Options", "check", "is_time", "seconds"]
 
 Duration = float | int | timedelta | Callable[..., Any]
 
 _SIZES = ("large", "xlarge")
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_NUMERIC = re.compile(r"\b(u?int|b?float)\d")
+"""In the name of a numpy or torch type: not booleans, complex numbers, text or timedelta64."""
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
@@ -103,21 +105,35 @@ def seconds(value: object, what: str, least: float | None = None) -> float:
     """
     if isinstance(value, timedelta):
         number = value.total_seconds()
-    elif isinstance(value, bool) or not _is_number(value):
+    elif not is_time(value):
         raise TypeError(f"{what}={value!r}: expected seconds as a number or a timedelta, e.g. duration=30")
     else:
-        number = float(value)  # type: ignore[arg-type]
+        number = _finite(value)
     if not math.isfinite(number) or number < 0 or (number == 0 and least is None):
         wanted = "a positive, finite number of seconds" if least is None else "0 seconds or more"
         raise ValueError(f"{what}={value!r}: expected {wanted}, e.g. duration=30")
     return number
 
 
+def is_time(value: object) -> bool:
+    """Whether `value` is of a kind that `seconds` reads, be it in range or not."""
+    return isinstance(value, timedelta) or (not isinstance(value, bool) and _is_number(value))
+
+
 def _is_number(value: object) -> bool:
-    if isinstance(value, (numbers.Real, Decimal)):
-        return True
-    dtype = getattr(value, "dtype", None)  # numpy scalars and 0-d arrays or tensors
-    return dtype is not None and getattr(value, "ndim", None) == 0 and "bool" not in str(dtype)
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return isinstance(value, (numbers.Real, Decimal))
+    # numpy scalars (also timedelta64, which calls itself an integer), 0-d arrays and tensors
+    return getattr(value, "ndim", None) == 0 and _NUMERIC.search(str(dtype)) is not None
+
+
+def _finite(number: Any) -> float:
+    """The number as a float; NaN where it is one that a float cannot hold."""
+    try:
+        return float(number)
+    except (OverflowError, ValueError):  # 10**400; a signalling Decimal NaN
+        return math.nan
 
 
 def _memory(value: object) -> int | None:

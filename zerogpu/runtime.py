@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-import warnings
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -24,6 +24,7 @@ from . import config
 from .bridge import registered
 from .errors import ZeroGPUError
 from .inline import Inline, can_fork
+from .notices import warn_app
 from .process import codec
 from .process.app import App
 from .process.call import Call
@@ -33,7 +34,7 @@ from .process.snapshot import Snapshot
 from .process.supervisor import Supervisor, WorkerProcess
 from .process.weights import WeightWatch
 from .process.worker import in_worker
-from .scheduling.scheduler import Scheduler
+from .scheduling.scheduler import Lease, Scheduler
 from .session import Session
 from .task import Kind, Task, all_tasks
 from .threads import in_thread
@@ -61,6 +62,11 @@ class Runtime:
         self._retired: list[Supervisor] = []
         self._weights: WeightWatch | None = None
         self._reaper: threading.Thread | None = None
+        self._warned: weakref.WeakSet[Task] = weakref.WeakSet()
+
+    def __reduce__(self) -> str:
+        """Pickle by name: decorated functions hold it, and some travel by value."""
+        return "runtime"
 
     # -- calls --------------------------------------------------------------------------------------
 
@@ -68,15 +74,15 @@ class Runtime:
         """Run a plain function's call and wait for its result in this thread."""
         if self._inlined(task):
             return self.inline.run(task, args, kwargs)
-        session = self.open(task, args, kwargs)
-        session.begin()
-        return session.result()
+        self._warn_of_blocked_loop(task)
+        return self.open(task, args, kwargs).run()
 
     def stream(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
         """Run a generator function's call and give its items as they come."""
         if self._inlined(task):
             yield from self.inline.run(task, args, kwargs)
             return
+        self._warn_of_blocked_loop(task)
         session = self.open(task, args, kwargs)
         session.begin()
         try:
@@ -92,8 +98,8 @@ class Runtime:
             return await result if task.kind is Kind.COROUTINE else result
         session = await self._open_async(task, args, kwargs)
         try:
-            await self._begin_async(session)
-            return await in_thread(session.result)
+            lease = await self._lease(session)
+            return await in_thread(lambda: session.run(lease))
         finally:
             session.abandon()
 
@@ -107,7 +113,8 @@ class Runtime:
             return
         session = await self._open_async(task, args, kwargs)
         try:
-            await self._begin_async(session)
+            lease = await self._lease(session)
+            await in_thread(lambda: session.begin(lease))
             while isinstance(message := await in_thread(session.advance), Item):
                 yield session.take(message)
         finally:
@@ -126,36 +133,47 @@ class Runtime:
         seconds = task.options.seconds(args, kwargs)
         context = contextvars.copy_context()
         supervisor = self._supervisor_for(task, _is_served() if served is None else served)
-        app = supervisor.app if supervisor else self._startup_app(context)
-        views = [(i, view) for i, bridge in enumerate(app.bridges) if (view := bridge.open())]
-        call = Call(
-            task=task,
-            seconds=seconds,
-            grace=app.settings.grace,
-            payload=self._encode(app, task, args, kwargs, [(i, v.payload) for i, v in views]),
-            snapshot=app.snapshot.number,
-            views=views,
-        )
-        return Session(self, call, app, supervisor)
+        try:
+            app = supervisor.app if supervisor else self._startup_app(context)
+            views = [(i, view) for i, bridge in enumerate(app.bridges) if (view := bridge.open())]
+            call = Call(
+                task=task,
+                seconds=seconds,
+                grace=app.settings.grace,
+                payload=self._encode(app, task, args, kwargs, [(i, v.payload) for i, v in views]),
+                views=views,
+            )
+            return Session(self, call, app, supervisor)
+        except BaseException:
+            if supervisor is not None:
+                supervisor.release()
+            raise
 
     async def _open_async(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
-        live = self._live is not None and not self._stopped
-        if live and all(type(a) in _SMALL for a in (*args, *kwargs.values())):
-            return self.open(task, args, kwargs, served=True)
+        """Like `open`, in a thread if it may take long: large arguments, or a snapshot to be taken."""
+        small = all(type(a) in _SMALL for a in (*args, *kwargs.values()))
+        if small and self._live is not None and self.lock.acquire(blocking=False):
+            try:
+                if not self._by_itself or self._live.app.snapshot.holds(task):
+                    return self.open(task, args, kwargs, served=True)
+            finally:
+                self.lock.release()
         context = contextvars.copy_context()
         return await in_thread(lambda: context.run(self.open, task, args, kwargs, served=True))
 
-    async def _begin_async(self, session: Session) -> None:
+    async def _lease(self, session: Session) -> Lease:
+        """Wait for a slot without blocking the event loop."""
         scheduler, future = session.scheduler, session.request()
+        if future.done():
+            return future.result()
         patience = scheduler.patience(session.call)
         try:
-            lease = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
         except (TimeoutError, asyncio.TimeoutError):
             raise scheduler.give_up(session.call, future) from None
         except BaseException:
             scheduler.withdraw(future)
             raise
-        await in_thread(lambda: session.begin(lease))
 
     def _encode(
         self, app: App, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any], views: list[Any]
@@ -200,13 +218,14 @@ class Runtime:
 
     def _take_snapshot(self, by_itself: bool) -> None:
         settings = self._read_settings()
+        gc.unfreeze()  # what an earlier snapshot froze has to be found again
         gc.collect()
         context = contextvars.Context() if by_itself else contextvars.copy_context()
         app = App(Snapshot(all_tasks(), context), settings, registered(), tuple(self.start_functions))
+        self._weights = WeightWatch()
         old, self._live = self._live, Supervisor(app, standby=True)
         self._by_itself = by_itself
         gc.freeze()
-        self._weights = WeightWatch()
         if old is not None:
             self._retired = [each for each in self._retired if not each.closed.is_set()]
             self._retired.append(old)
@@ -217,7 +236,7 @@ class Runtime:
         return self._by_itself or not all(live.app.snapshot.holds(task) for task in all_tasks())
 
     def _supervisor_for(self, task: Task, served: bool) -> Supervisor | None:
-        """The generation that runs the call; None for a startup call, which gets its own."""
+        """The generation that runs the call, retained; None for a startup call, which gets its own."""
         with self.lock:
             self._check_process()
             live = self._live
@@ -227,6 +246,7 @@ class Runtime:
                 self._take_snapshot(by_itself=True)
             if self._live is not None:
                 self._warn_of_changed_weights()
+                self._live.retain()
             return self._live
 
     def _startup_app(self, context: contextvars.Context) -> App:
@@ -253,14 +273,23 @@ class Runtime:
                 "zerogpu was shut down. Call zerogpu.start() before calling GPU functions again."
             )
 
+    def _warn_of_blocked_loop(self, task: Task) -> None:
+        """A plain function waits in its thread; in a server's event loop everybody waits with it."""
+        if task in self._warned or not _in_event_loop() or "ipykernel" in sys.modules:
+            return
+        self._warned.add(task)
+        warn_app(
+            f"{task.name} is a plain function and was called inside a running event loop, which stands "
+            f"still meanwhile. Make it 'async def' and await it, or use asyncio.to_thread({task.name})."
+        )
+
     def _warn_of_changed_weights(self) -> None:
         change = self._weights.change() if self._weights is not None else None
         if change is not None:
-            warnings.warn(
+            warn_app(
                 f"{change} was changed in the main process after the app went live; GPU workers still "
                 "have it as it was. Change it inside the GPU function, or call zerogpu.refresh() "
                 "afterwards so that new workers see it.",
-                stacklevel=4,
             )
 
     # -- warm workers -------------------------------------------------------------------------------
@@ -348,8 +377,10 @@ def _is_served() -> bool:
     """
     if "ipykernel" in sys.modules:
         return False
-    if threading.current_thread() is not threading.main_thread():
-        return True
+    return threading.current_thread() is not threading.main_thread() or _in_event_loop()
+
+
+def _in_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

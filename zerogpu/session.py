@@ -35,7 +35,8 @@ class Session:
         runtime: whose scheduler and keep-warm it uses.
         call: the call.
         app: the generation that the call was encoded for.
-        supervisor: that generation's; None for a startup call, which forks its own.
+        supervisor: that generation's, retained for this call; None for a startup call, which forks
+            its own.
     """
 
     def __init__(self, runtime: Runtime, call: Call, app: App, supervisor: Supervisor | None) -> None:
@@ -49,6 +50,7 @@ class Session:
         self._lease: Lease | None = None
         self._worker: WorkerProcess | None = None
         self._exchange: Exchange | None = None
+        self._begun = False
         self._abandoned = False
         self._finished = threading.Event()
 
@@ -68,6 +70,7 @@ class Session:
             ZeroGPUError: no slot, or no worker.
             GPUCancelled: the call was cancelled meanwhile.
         """
+        self._begun = True
         self._runtime.watch.add(self.call)
         try:
             self._lease = lease or self.scheduler.acquire(self.call)
@@ -105,8 +108,9 @@ class Session:
             worker.credit(self.call.number)
         return value
 
-    def result(self) -> Any:
-        """Wait for the result of a call that gives no items."""
+    def run(self, lease: Lease | None = None) -> Any:
+        """Begin a call that gives no items, and wait for its result."""
+        self.begin(lease)
         message = self.advance()
         assert isinstance(message.payload, Encoded)
         return codec.decode(message.payload)
@@ -124,6 +128,8 @@ class Session:
         self.call.cancel()
         if exchange is not None:
             submit(self._see_to_end)
+        elif not self._begun:
+            self._finish()
 
     def _see_to_end(self) -> None:
         assert self._exchange is not None
@@ -178,8 +184,11 @@ class Session:
         finally:
             if self._lease is not None:
                 self.scheduler.release(self._lease)
-        if self._startup and self._supervisor is not None:
-            self._supervisor.close()
+        if self._supervisor is not None:
+            if self._startup:
+                self._supervisor.close()
+            else:
+                self._supervisor.release()
 
     def _settle(self, worker: WorkerProcess) -> None:
         settings, exchange = self._app.settings, self._exchange

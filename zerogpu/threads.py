@@ -71,8 +71,15 @@ def submit(function: Callable[[], T]) -> Future[T]:
 
 async def in_thread(function: Callable[[], T]) -> T:
     """Run `function` in a thread and await it; a cancel leaves it running."""
-    future = submit(function)
-    return await asyncio.shield(asyncio.wrap_future(future))
+    future = asyncio.wrap_future(submit(function))
+    future.add_done_callback(_retrieve)
+    return await asyncio.shield(future)
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Nobody may be there to see an error after a cancel; asyncio would log that."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _forget_threads() -> None:

@@ -26,7 +26,6 @@ class Call:
         seconds: the longest run time.
         grace: seconds the function gets to end after a cancel.
         payload: the encoded task, arguments, context variables and view payloads.
-        snapshot: number of the snapshot that `payload` refers to.
         views: the frameworks' views, with the number of their bridge.
         on_cancel: wakes whoever waits for the call.
         cancelled: set, for good, by `cancel`.
@@ -36,7 +35,6 @@ class Call:
     seconds: float
     grace: float
     payload: Encoded
-    snapshot: int
     views: list[tuple[int, View]] = field(default_factory=list)
     on_cancel: Callable[[], None] | None = None
     number: int = field(default_factory=lambda: next(_numbers))

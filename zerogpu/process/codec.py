@@ -6,17 +6,18 @@ Pickle protocol 5 with cloudpickle for functions and classes that have no import
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import pickle
 import sys
 import traceback
-from types import FunctionType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import cloudpickle
 
-from ..errors import NotPicklableError
+from ..errors import NotPicklableError, ZeroGPUError
 from . import tensors
 from .buffers import LARGE
 from .culprit import find_culprit
@@ -24,6 +25,9 @@ from .messages import Encoded
 from .snapshot import Snapshot, snapshot_number
 
 __all__ = ["WorkerTraceback", "decode", "encode", "encode_call", "encode_error"]
+
+_MOST_BUFFERS = 8192
+"""Their sizes have to fit in a packet; what comes after them travels in the pickle stream."""
 
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
@@ -103,19 +107,37 @@ def decode(encoded: Encoded) -> Any:
 
 
 def encode_error(error: BaseException, snapshot: Snapshot | None) -> Encoded:
-    """Pickle an exception with its attributes; attributes that cannot travel become their repr."""
+    """Pickle an exception with its attributes; what of it cannot travel becomes its repr."""
     trace = "".join(traceback.format_exception(error))
     _last_cause(error).__cause__ = WorkerTraceback(trace)
-    try:
+    with contextlib.suppress(NotPicklableError):
         return encode(error, snapshot, "the exception")
-    except NotPicklableError:
-        for name, value in list(vars(error).items()):
-            try:
-                encode(value, snapshot, name)
-            except NotPicklableError:
-                vars(error)[name] = repr(value)
-        error.__cause__, error.__context__ = WorkerTraceback(trace), None
+    _make_portable(error, snapshot)
+    error.__cause__, error.__context__ = WorkerTraceback(trace), None
+    with contextlib.suppress(NotPicklableError):
         return encode(error, snapshot, "the exception")
+    text = "".join(traceback.format_exception_only(error)).strip()
+    replacement = ZeroGPUError(f"The function raised {text} (an exception that cannot be sent between processes)")
+    replacement.__cause__ = error.__cause__
+    return encode(replacement, None, "the exception")
+
+
+def _make_portable(error: BaseException, snapshot: Snapshot | None) -> None:
+    def portable(value: Any) -> Any:
+        if isinstance(value, BaseException):
+            _make_portable(value, snapshot)
+            value.__cause__ = value.__context__ = None
+        try:
+            encode(value, snapshot, "the value")
+        except NotPicklableError:
+            return repr(value)
+        return value
+
+    for part in getattr(error, "exceptions", ()):  # of a group
+        portable(part)
+    error.args = tuple(map(portable, error.args))
+    vars(error).update({name: portable(value) for name, value in vars(error).items()})
+    _set_members(error, {name: portable(value) for name, value in _members(error).items()})
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - not an error: the cause that shows where one happened
@@ -136,7 +158,7 @@ def _last_cause(error: BaseException) -> BaseException:
 def _dump(value: Any, snapshot: Snapshot | None, buffers: list[memoryview]) -> bytes:
     def beside(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
-        if view.nbytes < LARGE:
+        if view.nbytes < LARGE or len(buffers) == _MOST_BUFFERS:
             return True
         buffers.append(view)
         return False
@@ -183,12 +205,28 @@ def _resolve(number: int, reference: int) -> Any:
 
 
 def _reduce_exception(error: BaseException) -> tuple[Any, ...]:
-    cls, args, state = type(error), error.args, dict(vars(error))
-    if cls.__module__ == "builtins":
-        reduced = error.__reduce__()
-        args = reduced[1] if isinstance(reduced, tuple) else args
     links = (error.__cause__, error.__context__, error.__suppress_context__)
-    return _rebuild_exception, (cls, args), (state, links), None, None, _restore_exception
+    state = (dict(vars(error)), _members(error), links)
+    return _rebuild_exception, (type(error), error.args), state, None, None, _restore_exception
+
+
+def _members(error: BaseException) -> dict[str, Any]:
+    """Attributes outside the exception's dictionary: slots, and those of builtin classes (`filename`)."""
+    mro = type(error).__mro__
+    found = {}
+    for cls in mro[: mro.index(BaseException)]:
+        for name, member in vars(cls).items():
+            if isinstance(member, (MemberDescriptorType, GetSetDescriptorType)) and not name.startswith("__"):
+                found[name] = getattr(error, name, None)
+    if isinstance(error, AttributeError):
+        found.pop("obj", None)  # whatever lacked the attribute: it explains nothing and may be large
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _set_members(error: BaseException, members: dict[str, Any]) -> None:
+    for name, value in members.items():
+        with contextlib.suppress(AttributeError, TypeError):  # read-only: made from args
+            setattr(error, name, value)
 
 
 def _rebuild_exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
@@ -196,16 +234,17 @@ def _rebuild_exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseE
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     try:
         error = cls.__new__(cls, *args)
-        builtin.__init__(error, *args)  # type: ignore[misc]
+        builtin.__init__(error, *args)
     except TypeError:
         error = BaseException.__new__(cls)
     error.args = error.args if cls is builtin else args
     return error
 
 
-def _restore_exception(error: BaseException, state: tuple[dict[str, Any], tuple[Any, ...]]) -> None:
-    attributes, (cause, context, suppress) = state
+def _restore_exception(error: BaseException, state: tuple[dict[str, Any], dict[str, Any], Any]) -> None:
+    attributes, members, (cause, context, suppress) = state
     vars(error).update(attributes)
+    _set_members(error, members)
     error.__cause__, error.__context__, error.__suppress_context__ = cause, context, suppress
 
 

@@ -32,6 +32,8 @@ START_LIMIT = 600.0
 
 _TERM_AT = 0.8
 """The share of the grace time after which SIGTERM follows the cooperative cancel."""
+_LONGEST_POLL = 1e9
+"""Milliseconds; poll(2) takes no more than an int of them, and a duration may be months."""
 _EXIT_LIMIT = 2.0
 """Seconds after SIGKILL in which the zygote has to report the exit, before this process kills by itself."""
 
@@ -135,7 +137,7 @@ class Exchange:
     def _patience(self) -> float:
         """Milliseconds until the next step is due."""
         due = self._steps[0][0] if self._steps else self._deadline
-        return max(0.0, (due - time.monotonic()) * 1000 + 0.5)
+        return min(max(0.0, (due - time.monotonic()) * 1000 + 0.5), _LONGEST_POLL)
 
     def _take_steps(self) -> None:
         now = time.monotonic()

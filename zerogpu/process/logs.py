@@ -90,7 +90,11 @@ class LogReader:
                     return True
                 if not data:
                     return False
-                *lines, self._rest = (self._rest + data).split(b"\n")
+                *lines, rest = (self._rest + data).split(b"\n")
+                if len(rest) > _CHUNK:  # a line without end, or a progress bar: not kept for ever
+                    lines.append(rest)
+                    rest = _STDOUT if rest.startswith(_STDOUT) else b""
+                self._rest = rest
                 self._write(lines)
             return False
 

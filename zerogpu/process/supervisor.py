@@ -32,6 +32,8 @@ from .zygote import fork_zygote
 __all__ = ["Supervisor", "WorkerProcess", "crash_error"]
 
 _numbers = itertools.count(1)
+_STANDBY_PAUSE = 0.5
+"""Seconds from the loss of a standby, or a failed attempt to fork one, to the next attempt."""
 _QUIT_TIME = 2.0
 """Seconds that an idle worker gets to end after it was told to quit."""
 
@@ -55,6 +57,7 @@ class WorkerProcess:
         self.quit_by: float | None = None
         self.signal_when_spawned: int | None = None
         self.released = False
+        self.watched = False
         self._lock = threading.Lock()
         self._closed = False
 
@@ -124,6 +127,7 @@ class Supervisor:
         self._workers: dict[int, WorkerProcess] = {}
         self._closing = False
         self._closing_when_idle = False
+        self._users = 0
         self._sock, theirs = pair()
         for stream in (sys.stdout, sys.stderr):  # what they hold would be printed by each fork
             with contextlib.suppress(ValueError, OSError, AttributeError):
@@ -133,7 +137,9 @@ class Supervisor:
             warnings.simplefilter("ignore", DeprecationWarning)
             self._zygote = fork_zygote(app, self._sock, theirs)
         theirs.close()
-        self._standby = self._add_standby() if standby else None
+        self._standby: socket.socket | None = None
+        self._standby_due = 0.0 if standby else None
+        self._renew_standby()
         self._woken, self._wake = os.pipe()
         self.closed = threading.Event()
         name = f"zerogpu-supervisor-{app.snapshot.number}"
@@ -195,8 +201,20 @@ class Supervisor:
         if threading.current_thread() is not self._thread:
             self.closed.wait(wait)
 
+    def retain(self) -> None:
+        """A call is about to use this generation: it must not close before `release`."""
+        with self._lock:
+            self._users += 1
+
+    def release(self) -> None:
+        """The call that retained this generation has ended."""
+        with self._lock:
+            self._users -= 1
+        if self._closing_when_idle:
+            self.rouse()
+
     def close_when_idle(self) -> None:
-        """Close as soon as the last worker has exited."""
+        """Close as soon as the last worker has exited and no call is left."""
         with self._lock:
             self._closing_when_idle = True
         self.rouse()
@@ -209,11 +227,10 @@ class Supervisor:
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._sock, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
-            watched: set[int] = set()
             while not self._finished():
-                self._watch_logs(selector, watched)
+                self._renew_standby()
+                self._watch(selector)
                 for key, _ in selector.select(self._patience()):
                     if key.fileobj is self._woken:
                         os.read(self._woken, 4096)
@@ -221,8 +238,10 @@ class Supervisor:
                         if not self._hear():
                             selector.unregister(self._sock)
                             self._lose_zygote()
-                            if self._sock.fileno() >= 0:
-                                selector.register(self._sock, selectors.EVENT_READ)
+                            break  # the standby's socket is now the zygote's: look again
+                    elif key.fileobj is self._standby:
+                        selector.unregister(self._standby)
+                        self._lose_standby()
                     elif not key.data.log.pump():
                         selector.unregister(key.fileobj)
                 self._end_overdue()
@@ -230,17 +249,24 @@ class Supervisor:
 
     def _finished(self) -> bool:
         with self._lock:
-            return self._closing or (self._closing_when_idle and not self._workers)
+            return self._closing or (self._closing_when_idle and not self._workers and not self._users)
 
-    def _watch_logs(self, selector: selectors.BaseSelector, watched: set[int]) -> None:
+    def _watch(self, selector: selectors.BaseSelector) -> None:
+        """Register what is new: a zygote, a standby, the output of a worker."""
+        known = {key.fileobj for key in selector.get_map().values()}
+        for end in (self._sock, self._standby):
+            if end is not None and end.fileno() >= 0 and end not in known:
+                selector.register(end, selectors.EVENT_READ)
         for worker in self.workers():
-            if worker.number not in watched:
-                watched.add(worker.number)
+            if not worker.watched:
+                worker.watched = True
                 selector.register(worker.log.fileno(), selectors.EVENT_READ, worker)
 
     def _patience(self) -> float | None:
-        """Seconds until a worker that was told to quit is overdue."""
+        """Seconds until a worker that was told to quit is overdue, or a standby may be forked."""
         times = [worker.quit_by for worker in self.workers() if worker.quit_by is not None]
+        if self._standby is None and self._standby_due is not None:
+            times.append(self._standby_due)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _end_overdue(self) -> None:
@@ -285,28 +311,49 @@ class Supervisor:
             if worker.pid is not None:
                 kill_tree(worker.pid)
             self._note_exit(worker, None, "ended because the process that had forked it was killed")
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._zygote, 0)
+        self._collect_zygote()
         with self._lock:
             if self._closing or self._standby is None:
                 self._closing = True
                 return
             self._sock, self._standby = self._standby, None
-            with contextlib.suppress(OSError):
-                self._standby = self._add_standby()
+        self._renew_standby()
 
-    def _add_standby(self) -> socket.socket:
+    def _lose_standby(self) -> None:
+        """The standby was killed, or could not be forked: another will be."""
+        with self._lock:
+            if self._standby is not None:
+                self._standby.close()
+            self._standby = None
+        self._standby_due = time.monotonic() + _STANDBY_PAUSE
+
+    def _renew_standby(self) -> None:
+        """Have the zygote fork a standby, if one is wanted, missing and due."""
+        due = self._standby_due
+        if self._standby is not None or due is None or due > time.monotonic():
+            return
         ours, theirs = pair()
-        with theirs:
-            send_packet(self._sock, Standby(), [theirs.fileno()])
-        return ours
+        with theirs, self._lock:
+            try:
+                send_packet(self._sock, Standby(), [theirs.fileno()])
+            except OSError:  # the zygote was just killed: its socket says so next
+                ours.close()
+                self._standby_due = time.monotonic() + _STANDBY_PAUSE
+            else:
+                self._standby = ours
+
+    def _collect_zygote(self) -> None:
+        """Take the exit status of the zygote that this process forked, once."""
+        pid, self._zygote = self._zygote, 0
+        if pid:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
     def _clean_up(self) -> None:
         for end in (self._sock, self._standby):
             if end is not None:
                 end.close()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._zygote, 0)
+        self._collect_zygote()
         for worker in self.workers():
             self._note_exit(worker, None, "ended because the app is shutting down")
         os.close(self._woken)

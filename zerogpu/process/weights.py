@@ -18,7 +18,8 @@ class WeightWatch:
     """Remembers the parameters and buffers of every module there is, and sees later changes.
 
     It compares identity, memory address and version counter, so it sees in-place operations, assignment
-    to ``.data``, ``load_state_dict`` and added or removed submodules; not a write through a numpy view.
+    to ``.data``, ``load_state_dict`` and added or removed submodules; not a write through a numpy view
+    or in place through ``.data``, which torch does not count.
     """
 
     def __init__(self) -> None:

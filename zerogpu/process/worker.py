@@ -51,6 +51,9 @@ __all__ = ["in_worker", "run"]
 _COOPERATE = 0.1
 """Seconds that an awaiting coroutine gets to take a cancel before it is raised in its thread."""
 
+_SUMMARY = 2000
+"""Characters of an exception's message that travel beside it, in the same packet."""
+
 _in_worker = False
 
 
@@ -209,7 +212,7 @@ class Worker:
             _flush()
             os._exit(_exit_status(stop))
         except BaseException as error:  # noqa: BLE001 - travels to the caller
-            summary = "".join(traceback.format_exception_only(error)).strip()
+            summary = "".join(traceback.format_exception_only(error)).strip()[:_SUMMARY]
             encoded = codec.encode_error(_without_our_frames(error), self._app.snapshot)
             make = lambda payload: Raised(payload, summary)  # noqa: E731
         _flush()

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from typing import NoReturn
 
@@ -21,9 +22,12 @@ from .app import App
 from .descriptors import release_inherited
 from .messages import End, Exited, NotSpawned, Spawn, Spawned, Standby
 from .packets import receive_packet, send_packet
-from .tree import adopt_orphans, children, kill_tree
+from .tree import adopt_orphans, kill_children, kill_tree
 
 __all__ = ["fork_zygote"]
+
+_END_LIMIT = 2.0
+"""Seconds that a zygote waits at its end for those it killed."""
 
 
 def fork_zygote(app: App, ours: socket.socket, theirs: socket.socket) -> int:
@@ -123,7 +127,11 @@ class Zygote:
         self._tell(Spawned(number, pid))
 
     def _stand_by(self, fd: int) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # no memory, no process left: main sees its socket close, and tries again
+            os.close(fd)
+            return
         if pid == 0:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             for own in self._own:
@@ -138,49 +146,53 @@ class Zygote:
         self._standbys.add(pid)
 
     def _reap(self) -> None:
-        """Collect every child that ended; with a worker goes whatever it left running."""
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None:
-                return
-            pid = ended.si_pid
-            if pid in self._workers:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
-            self._standbys.discard(pid)
-            number = self._workers.pop(pid, None)
-            if number is not None:
-                self._end_orphans()
-                self._tell(Exited(number, pid, os.waitstatus_to_exitcode(status)))
+        """Collect every child that ended; with a worker goes whatever it left running.
 
-    def _end_orphans(self) -> None:
-        """Kill what came to us from dead workers: living ones keep theirs, being subreapers too."""
-        while True:
-            orphans = set(children(os.getpid())) - self._workers.keys() - self._standbys
-            if not orphans:
-                return
-            for pid in orphans:
-                kill_tree(pid)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
+        Never waits: a process that is killed while it is stuck in the kernel may take long to end.
+        """
+        exits: list[Exited] = []
+        while (ended := _next_ended()) is not None:
+            if ended in self._workers:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(ended, signal.SIGKILL)
+            _, status = os.waitpid(ended, 0)
+            self._standbys.discard(ended)
+            number = self._workers.pop(ended, None)
+            if number is not None:
+                exits.append(Exited(number, ended, os.waitstatus_to_exitcode(status)))
+        self._kill_orphans()
+        for exited in exits:
+            self._tell(exited)
+
+    def _kill_orphans(self) -> bool:
+        """Kill what came to us from dead workers: living ones keep theirs, being subreapers too.
+
+        Their ends wake the loop, which looks again: what an orphan leaves comes to us as well.
+        """
+        return kill_children(self._workers.keys() | self._standbys)
 
     def _end_all(self) -> NoReturn:
-        for pid in list(self._workers):
+        for pid in self._workers:
             kill_tree(pid)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-            del self._workers[pid]
-        self._end_orphans()
+        limit = time.monotonic() + _END_LIMIT
+        while time.monotonic() < limit and (self._workers or self._kill_orphans()):
+            self._reap()
+            time.sleep(0.001)
         sys.stderr.flush()
         os._exit(0)
 
     def _tell(self, message: Spawned | NotSpawned | Exited) -> None:
         with contextlib.suppress(OSError):  # main is gone: the loop sees that next
             send_packet(self._sock, message)
+
+
+def _next_ended() -> int | None:
+    """A child that has ended and was not collected yet."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return ended.si_pid if ended is not None else None
 
 
 def _watch_process(pid: int) -> int:

@@ -1,0 +1,47 @@
+"""Compiled graphs: capture a call, compile it ahead of time, and serve matching calls by the graph.
+
+    capture ──► torch.export ──► compile (or cache) ──► apply ──► guard ──► graph or eager
+
+Importing this package does not import torch; using one of its names does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerogpu.aoti.apply import Applied, aoti_apply, last_path
+    from zerogpu.aoti.capture import CapturedCall, aoti_capture
+    from zerogpu.aoti.compile import aoti_compile
+    from zerogpu.aoti.graph import CompiledGraph
+
+__all__ = [
+    "Applied",
+    "CapturedCall",
+    "CompiledGraph",
+    "aoti_apply",
+    "aoti_capture",
+    "aoti_compile",
+    "last_path",
+]
+
+_HOMES = {
+    "Applied": "apply",
+    "CapturedCall": "capture",
+    "CompiledGraph": "graph",
+    "aoti_apply": "apply",
+    "aoti_capture": "capture",
+    "aoti_compile": "compile",
+    "last_path": "apply",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,257 @@
+"""Puts compiled graphs in front of a module's method.
+
+call ──► modes, module state ──► guard of each variant ──► binding of this process ──► graph
+                │                        │                         │
+                └────────────── reason ──┴─────────────────────────┴──► eager method, or an error
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from zerogpu.aoti.graph import Binding, CompiledGraph
+from zerogpu.aoti.guard import Guard
+from zerogpu.aoti.signature import Mismatch
+from zerogpu.aoti.structure import Structure
+from zerogpu.aoti.torch_internals import foreign_mode
+from zerogpu.aoti.weights import BoundWeights, WeightError
+from zerogpu.errors import GraphMismatchError, IncompatiblePackageError
+
+__all__ = ["Applied", "aoti_apply", "last_path"]
+
+_NOTHING = object()
+
+_inherited: list[Binding] = []
+"""Bindings made before a fork. A child neither uses nor drops them: their destructors would run in
+it."""
+
+
+def aoti_apply(
+    compiled: CompiledGraph | Sequence[CompiledGraph],
+    module: torch.nn.Module,
+    call_method: str = "forward",
+    *,
+    on_mismatch: Literal["eager", "error"] = "eager",
+) -> Applied:
+    """Serve calls of a module's method by compiled graphs.
+
+    The module stays whole: its parameters, `state_dict`, copies and pickles are what they were, and
+    copies are eager. In each process the graph is loaded at the first call and bound to the
+    module's tensors where they are then; it is bound anew when they are replaced. A call goes to
+    the eager method when no graph was compiled for it: another dtype, size, layout, device, python
+    value or structure of the arguments; an input that requires grad while gradients are enabled;
+    autocast; a module whose flags, numbers, hooks or submodules changed since. Parameters that
+    require grad do not count: the output of a graph has no gradient.
+
+    Args:
+        compiled: one graph or several variants; the first whose guard accepts a call serves it.
+        module: the module that was exported, or one with the same weights' names and shapes.
+        call_method: the method that was exported.
+        on_mismatch: ``"eager"`` warns once for each argument and reason and runs the eager method;
+            ``"error"`` raises.
+
+    Returns:
+        A handle with `counters`, `last` and `remove()`; as a context manager it removes at the end.
+
+    Raises:
+        GraphMismatchError: the module does not have the weights that the graph reads; later, from
+            a call, with ``on_mismatch="error"``: names the argument and the reason.
+
+    Example:
+        >>> applied = aoti_apply(compiled, model)
+        >>> model(x)
+        >>> applied.last, applied.counters
+        ('graph', Counter({'graph': 1}))
+    """
+    if on_mismatch not in ("eager", "error"):
+        raise ValueError(f"on_mismatch is 'eager' or 'error', not {on_mismatch!r}")
+    graphs = [compiled] if isinstance(compiled, CompiledGraph) else list(compiled)
+    if not graphs or not all(isinstance(graph, CompiledGraph) for graph in graphs):
+        raise TypeError("aoti_apply takes a CompiledGraph or a list of them (see aoti_compile)")
+    for graph in graphs:
+        try:
+            BoundWeights(module, graph.manifest.weights, on_device=False)
+        except WeightError as error:
+            raise GraphMismatchError(
+                f"The graph cannot be applied to this {type(module).__name__}: {error}. "
+                "Apply it to the module that was exported, in the same dtype."
+            ) from error
+    dispatcher = _Dispatcher(module, call_method, graphs, on_mismatch)
+    vars(module)[call_method] = dispatcher
+    return Applied(dispatcher)
+
+
+def last_path(module: torch.nn.Module, call_method: str = "forward") -> str | None:
+    """Return ``"graph"`` or ``"eager"`` for the last call in this process; None before any."""
+    dispatcher = vars(module).get(call_method)
+    return dispatcher.last if isinstance(dispatcher, _Dispatcher) else None
+
+
+class Applied:
+    """What `aoti_apply` did to one method, with a way back."""
+
+    def __init__(self, dispatcher: _Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Calls in this process: ``"graph"``, and one count for each reason to go eager."""
+        return self._dispatcher.counters
+
+    @property
+    def last(self) -> str | None:
+        """Which path served the last call in this process: ``"graph"`` or ``"eager"``."""
+        return self._dispatcher.last
+
+    def remove(self) -> None:
+        """Put the eager method back. Calling it again does nothing."""
+        self._dispatcher.remove()
+
+    def __enter__(self) -> Applied:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+
+class _Variant:
+    """One graph for one method of one module, with its binding in this process."""
+
+    def __init__(self, graph: CompiledGraph, signature: inspect.Signature) -> None:
+        self.graph = graph
+        self.guard = Guard(graph.manifest.guard, signature)
+        self._binding: Binding | None = None
+
+    def binding(self, module: torch.nn.Module) -> Binding | Mismatch:
+        """Return a binding made in this process to the tensors that the module has now."""
+        binding = self._binding
+        if binding is not None and binding.process != os.getpid():
+            _inherited.append(binding)
+            binding = None
+        if binding is None or not binding.weights.current():
+            try:
+                binding = Binding(self.graph, module)
+            except WeightError as error:
+                return Mismatch(f"weight {error.name!r}", "weights", error.detail)
+            except (IncompatiblePackageError, RuntimeError) as error:
+                return Mismatch("package", "package", str(error))
+            self._binding = binding
+        return binding
+
+
+class _Dispatcher:
+    """Stands in a module's instance dictionary in the place of its method."""
+
+    def __init__(
+        self, module: torch.nn.Module, name: str, graphs: list[CompiledGraph], on_mismatch: str
+    ) -> None:
+        self._module = module
+        self._name = name
+        self._replaced = vars(module).get(name, _NOTHING)
+        previous = getattr(module, name)
+        eager = previous._eager if isinstance(previous, _Dispatcher) else previous
+        self._eager: Callable[..., Any] = eager
+        self._variants = [_Variant(graph, inspect.signature(eager)) for graph in graphs]
+        self._training = [graph.manifest.training for graph in graphs]
+        self._default_dtype = [getattr(torch, g.manifest.default_dtype) for g in graphs]
+        self._device = graphs[0].manifest.device
+        self._structure = Structure(module, name)
+        self._raises = on_mismatch == "error"
+        self._warned: set[tuple[str, str]] = set()
+        self._removed = False
+        self.counters: Counter[str] = Counter()
+        self.last: str | None = None
+        update_wrapper(self, eager)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._removed:
+            return self._eager(*args, **kwargs)
+        blocked = self._blocked() or self._structure.changed()
+        mismatch = blocked
+        for i, variant in enumerate(self._variants if blocked is None else ()):
+            tensors = variant.guard.check(args, kwargs)
+            outcome = self._state_differs(i) or tensors
+            if isinstance(outcome, list):
+                binding = variant.binding(self._module)
+                if isinstance(binding, Binding):
+                    result = binding.run(outcome)
+                    self.last = "graph"
+                    self.counters["graph"] += 1
+                    return result
+                outcome = binding
+            mismatch = mismatch or outcome
+        assert mismatch is not None
+        self._report(mismatch)
+        return self._eager(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy or a pickle of the module has the eager method, bound to the copy.
+        if self._replaced is _NOTHING:
+            return getattr, (self._module, self._name)
+        return _itself, (self._replaced,)
+
+    def remove(self) -> None:
+        if self._removed:
+            return
+        self._removed = True
+        if vars(self._module).get(self._name) is not self:
+            return  # wrapped by someone else meanwhile: stay in place and pass calls on
+        if self._replaced is _NOTHING:
+            del vars(self._module)[self._name]
+        else:
+            vars(self._module)[self._name] = self._replaced
+
+    def _blocked(self) -> Mismatch | None:
+        """What makes every graph unfit for this call, whatever its arguments."""
+        mode = foreign_mode()
+        if mode is not None:
+            return Mismatch("call", "mode", mode)
+        # Export does not record an autocast that was entered outside the module.
+        if torch.is_autocast_enabled(self._device):
+            return Mismatch("call", "autocast", "autocast is on; enter it inside the module's forward")
+        return None
+
+    def _state_differs(self, variant: int) -> Mismatch | None:
+        training = self._training[variant]
+        if training is not None and self._module.training is not training:
+            return Mismatch("training", "training", f"compiled with training={training}")
+        if torch.get_default_dtype() is not self._default_dtype[variant]:
+            detail = f"is {torch.get_default_dtype()}, compiled for {self._default_dtype[variant]}"
+            return Mismatch("default dtype", "mode", detail)
+        return None
+
+    def _report(self, mismatch: Mismatch) -> None:
+        self.last = "eager"
+        self.counters[mismatch.reason] += 1
+        called = f"{type(self._module).__name__}.{self._name}"
+        if self._raises:
+            raise GraphMismatchError(
+                f"{called} was called with what its graph was not compiled for: {mismatch}. "
+                "Compile a variant for it, or use on_mismatch='eager'."
+            )
+        if (mismatch.argument, mismatch.reason) not in self._warned:
+            self._warned.add((mismatch.argument, mismatch.reason))
+            warnings.warn(
+                f"{called} runs eagerly: {mismatch}. Compile a variant for such calls to have them "
+                "served by a graph.",
+                RuntimeWarning,
+                stacklevel=5 if self._name == "forward" else 3,  # past Module.__call__
+            )
+
+
+def _itself(value: Any) -> Any:
+    return value
