@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from . import config
@@ -37,7 +38,7 @@ from .process.worker import in_worker
 from .scheduling.scheduler import Lease, Scheduler
 from .session import Session
 from .task import Kind, Task, all_tasks
-from .threads import in_thread
+from .threads import in_thread, submit
 from .watch import Watch
 
 __all__ = ["Runtime", "go_live", "on_worker_start", "refresh", "runtime", "shutdown", "start", "status"]
@@ -159,7 +160,12 @@ class Runtime:
             finally:
                 self.lock.release()
         context = contextvars.copy_context()
-        return await in_thread(lambda: context.run(self.open, task, args, kwargs, served=True))
+        opened = submit(lambda: context.run(self.open, task, args, kwargs, served=True))
+        try:
+            return await asyncio.shield(asyncio.wrap_future(opened))
+        except asyncio.CancelledError:
+            opened.add_done_callback(_abandon_opened)
+            raise
 
     async def _lease(self, session: Session) -> Lease:
         """Wait for a slot without blocking the event loop."""
@@ -369,6 +375,12 @@ class Runtime:
             }
 
 
+def _abandon_opened(opened: Future[Session]) -> None:
+    """Let go of a call that was cancelled while a thread opened it."""
+    if opened.exception() is None:
+        opened.result().abandon()
+
+
 def _is_served() -> bool:
     """Whether this call comes from a server: from a thread, or from inside an event loop.
 
@@ -388,8 +400,15 @@ def _in_event_loop() -> bool:
     return True
 
 
+def _renew_lock() -> None:
+    """A thread that a fork does not copy may have held the lock; the child has to refuse its calls itself."""
+    runtime.lock = threading.RLock()
+
+
 runtime = Runtime()
 atexit.register(runtime.shutdown)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def go_live() -> None:

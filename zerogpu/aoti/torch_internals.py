@@ -59,19 +59,23 @@ LOADS_DIRECTORIES = tuple(int(part) for part in torch.__version__.split(".")[:2]
 """Whether the loader takes an unpacked directory. Before, it takes a zip, which it extracts under
 the temporary folder at each load and forgets there when the process is killed."""
 
-_HEADERS = ("_HEADER_DIR", "_HEADER_LOCK_DIR")
+_HEADERS = {
+    "_HEADER_DIR": "precompiled_headers",
+    "_HEADER_LOCK_DIR": "precompiled_headers/locks",
+}
 
-_lock = threading.RLock()
-"""Neither lowering (global configuration) nor loader construction is safe in two threads at
-once."""
+_lowering = threading.Lock()
+"""Lowering works on global configuration."""
+_loading = threading.Lock()
+"""Loader construction is not safe in two threads at once."""
 
 
-def _new_lock() -> None:
-    global _lock  # the thread that held it does not exist in a child of fork
-    _lock = threading.RLock()
+def _new_locks() -> None:
+    global _lowering, _loading  # threads that held them do not exist in a child of fork
+    _lowering, _loading = threading.Lock(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_new_lock)
+os.register_at_fork(after_in_child=_new_locks)
 
 
 class Loader(Protocol):
@@ -90,7 +94,7 @@ def load(path: Path, constants: Mapping[str, torch.Tensor]) -> Loader:
     Raises:
         RuntimeError: the package cannot be loaded, or wants other constants.
     """
-    with _lock:
+    with _loading:
         loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
         wanted = set(loader.get_constant_fqns())
         if wanted != set(constants):
@@ -114,8 +118,8 @@ def _lowering_folder(folder: Path) -> Iterator[None]:
     default into the environment, where it looks like a choice; its precompiled headers ignore both.
     """
     headers = {name: getattr(codecache, name) for name in _HEADERS if hasattr(codecache, name)}
-    for name, place in zip(_HEADERS, ("precompiled_headers", "precompiled_headers/locks"), strict=True):
-        setattr(codecache, name, str(folder / place))
+    for name in headers:
+        setattr(codecache, name, str(folder / _HEADERS[name]))
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if before in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
@@ -146,23 +150,13 @@ def unlifted(program: ExportedProgram) -> GraphModule:
 def lower(program: ExportedProgram, options: Mapping[str, Any], folder: Path) -> tuple[list[Path], list[str]]:
     """Compile with AOTInductor; return the files made and the names of the constants they need.
 
-    Inductor's intermediate files stay in `folder`.
-
-    Export freezes the shape environment, and lowering then drops the guards that it adds there
-    without a word: an adaptive pooling specialised to 16 rows would run on 18. It is thawed
-    meanwhile, so that `recorded_guards` has them.
+    Inductor's intermediate files stay in `folder`. Lowering may assume more about symbolic sizes than
+    export did (an adaptive pooling fixes them), which AOTInductor then drops without a word; the
+    assumptions stay in the shape environment, where `recorded_guards` finds them afterwards.
     """
     args, kwargs = program.example_inputs
-    shape_env = shape_env_of(program)
-    frozen = shape_env is not None and shape_env.frozen
-    with _lock, _lowering_folder(folder), torch.no_grad():
-        if shape_env is not None:
-            shape_env.frozen = False
-        try:
-            made: Any = torch._inductor.aot_compile(unlifted(program), args, kwargs, options=dict(options))
-        finally:
-            if shape_env is not None:
-                shape_env.frozen = frozen
+    with _lowering, _lowering_folder(folder), torch.no_grad():
+        made: Any = torch._inductor.aot_compile(unlifted(program), args, kwargs, options=dict(options))
     files = [Path(item) for item in made if isinstance(item, str)]
     names = [name for item in made if not isinstance(item, str) for name in item]
     return files, names

@@ -32,6 +32,8 @@ from .zygote import fork_zygote
 __all__ = ["Supervisor", "WorkerProcess", "crash_error"]
 
 _numbers = itertools.count(1)
+_TAKEOVER = 5.0
+"""Seconds in which this process has noticed that the zygote was killed."""
 _STANDBY_PAUSE = 0.5
 """Seconds from the loss of a standby, or a failed attempt to fork one, to the next attempt."""
 _QUIT_TIME = 2.0
@@ -58,12 +60,13 @@ class WorkerProcess:
         self.signal_when_spawned: int | None = None
         self.released = False
         self.watched = False
+        self.orphaned = False
         self._lock = threading.Lock()
         self._closed = False
 
     def alive(self) -> bool:
         """Whether the worker can take a call; notices an exit that was not reported yet."""
-        if self.exited.is_set():
+        if self.exited.is_set() or self.orphaned:
             return False
         hangup = select.poll()
         hangup.register(self.channel.fileno(), select.POLLHUP)
@@ -124,6 +127,7 @@ class Supervisor:
     def __init__(self, app: App, *, standby: bool) -> None:
         self.app = app
         self._lock = threading.Lock()
+        self._taken_over = threading.Condition(self._lock)
         self._workers: dict[int, WorkerProcess] = {}
         self._closing = False
         self._closing_when_idle = False
@@ -157,23 +161,33 @@ class Supervisor:
         data, control = pair(), pair()
         log, log_end = os.pipe()
         theirs = [data[1].fileno(), control[1].fileno(), log_end]
-        with self._lock:
-            worker = WorkerProcess(self, next(_numbers), [data[0], control[0]], log)
-            self._workers[worker.number] = worker
-            try:
-                if self._closing:
-                    raise BrokenPipeError
-                send_packet(self._sock, Spawn(worker.number), theirs)
-            except OSError:
-                del self._workers[worker.number]
-                worker.close()
-                raise ZeroGPUError("The app is shutting down: no new GPU worker is started.") from None
-            finally:
-                data[1].close()
-                control[1].close()
-                os.close(log_end)
+        worker = WorkerProcess(self, next(_numbers), [data[0], control[0]], log)
+        try:
+            with self._lock:
+                self._send_spawn(worker, theirs)
+        except ZeroGPUError:
+            worker.close()
+            raise
+        finally:
+            data[1].close()
+            control[1].close()
+            os.close(log_end)
         self.rouse()
         return worker
+
+    def _send_spawn(self, worker: WorkerProcess, fds: list[int]) -> None:
+        """Ask the zygote; if it was killed just now, ask the standby once that has taken over."""
+        limit = time.monotonic() + _TAKEOVER
+        while not self._closing:
+            try:
+                send_packet(self._sock, Spawn(worker.number), fds)
+            except OSError:
+                if not self._taken_over.wait(limit - time.monotonic()):
+                    break
+            else:
+                self._workers[worker.number] = worker
+                return
+        raise ZeroGPUError("The app is shutting down: no new GPU worker is started.")
 
     def end(self, worker: WorkerProcess, number: int) -> None:
         """Send a signal to a worker's session; SIGKILL reaches all its descendants."""
@@ -226,26 +240,34 @@ class Supervisor:
     # -- the supervisor's thread --------------------------------------------------------------------
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._woken, selectors.EVENT_READ)
-            while not self._finished():
-                self._renew_standby()
-                self._watch(selector)
-                for key, _ in selector.select(self._patience()):
-                    if key.fileobj is self._woken:
-                        os.read(self._woken, 4096)
-                    elif key.fileobj is self._sock:
-                        if not self._hear():
-                            selector.unregister(self._sock)
-                            self._lose_zygote()
-                            break  # the standby's socket is now the zygote's: look again
-                    elif key.fileobj is self._standby:
-                        selector.unregister(self._standby)
-                        self._lose_standby()
-                    elif not key.data.log.pump():
-                        selector.unregister(key.fileobj)
-                self._end_overdue()
-        self._clean_up()
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._woken, selectors.EVENT_READ)
+                while not self._finished():
+                    self._renew_standby()
+                    self._watch(selector)
+                    for key, _ in selector.select(self._patience()):
+                        if not self._attend(selector, key):
+                            break
+                    self._end_overdue()
+        finally:  # also after an error of our own: calls must end, and the next takes a new snapshot
+            self._clean_up()
+
+    def _attend(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
+        """Act on one ready descriptor; False when the others have to be looked at anew."""
+        if key.fileobj is self._woken:
+            os.read(self._woken, 4096)
+        elif key.fileobj is self._sock:
+            if not self._hear():
+                selector.unregister(self._sock)
+                self._lose_zygote()
+                return False  # the standby's socket is now the zygote's
+        elif key.fileobj is self._standby:
+            selector.unregister(self._standby)
+            self._lose_standby()
+        elif key.data is not None and not key.data.log.pump():
+            selector.unregister(key.fileobj)
+        return True
 
     def _finished(self) -> bool:
         with self._lock:
@@ -260,7 +282,10 @@ class Supervisor:
         for worker in self.workers():
             if not worker.watched:
                 worker.watched = True
-                selector.register(worker.log.fileno(), selectors.EVENT_READ, worker)
+                fd = worker.log.fileno()
+                if fd in selector.get_map():  # of a worker that was let go before the end of its output
+                    selector.unregister(fd)
+                selector.register(fd, selectors.EVENT_READ, worker)
 
     def _patience(self) -> float | None:
         """Seconds until a worker that was told to quit is overdue, or a standby may be forked."""
@@ -305,19 +330,23 @@ class Supervisor:
             worker.close()
 
     def _lose_zygote(self) -> None:
-        """The zygote was killed: end its workers from here, and let the standby take over."""
-        self._sock.close()
-        for worker in self.workers():
+        """The zygote was killed: let the standby take over, and end its workers from here."""
+        with self._lock:
+            lost = list(self._workers.values())
+            for worker in lost:
+                worker.orphaned = True
+            self._sock.close()
+            if self._closing or self._standby is None:
+                self._closing = True
+            else:
+                self._sock, self._standby = self._standby, None
+            self._taken_over.notify_all()
+        self._renew_standby()
+        for worker in lost:
             if worker.pid is not None:
                 kill_tree(worker.pid)
             self._note_exit(worker, None, "ended because the process that had forked it was killed")
         self._collect_zygote()
-        with self._lock:
-            if self._closing or self._standby is None:
-                self._closing = True
-                return
-            self._sock, self._standby = self._standby, None
-        self._renew_standby()
 
     def _lose_standby(self) -> None:
         """The standby was killed, or could not be forked: another will be."""
@@ -330,7 +359,7 @@ class Supervisor:
     def _renew_standby(self) -> None:
         """Have the zygote fork a standby, if one is wanted, missing and due."""
         due = self._standby_due
-        if self._standby is not None or due is None or due > time.monotonic():
+        if self._closing or self._standby is not None or due is None or due > time.monotonic():
             return
         ours, theirs = pair()
         with theirs, self._lock:
@@ -350,6 +379,9 @@ class Supervisor:
                 os.waitpid(pid, 0)
 
     def _clean_up(self) -> None:
+        with self._lock:
+            self._closing = True
+            self._taken_over.notify_all()
         for end in (self._sock, self._standby):
             if end is not None:
                 end.close()

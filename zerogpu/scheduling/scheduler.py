@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ class Scheduler:
         """Wait in this thread for what `request` returned."""
         try:
             return future.result(self.patience(call))
-        except TimeoutError:
+        except FutureTimeoutError:  # the builtin one only since Python 3.11
             raise self.give_up(call, future) from None
         except BaseException:
             self.withdraw(future)
