@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zerogpu.aoti.apply import Applied, aoti_apply, last_path
-    from zerogpu.aoti.capture import CapturedCall, aoti_capture
-    from zerogpu.aoti.compile import aoti_compile
-    from zerogpu.aoti.graph import CompiledGraph
+    from .apply import Applied, aoti_apply, last_path
+    from .capture import CapturedCall, aoti_capture
+    from .compile import aoti_compile
+    from .graph import CompiledGraph
 
 __all__ = [
     "Applied",

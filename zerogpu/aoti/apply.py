@@ -18,13 +18,13 @@ from typing import Any, Literal
 
 import torch
 
-from zerogpu.aoti.graph import Binding, CompiledGraph
-from zerogpu.aoti.guard import Guard
-from zerogpu.aoti.signature import Mismatch
-from zerogpu.aoti.structure import Structure
-from zerogpu.aoti.torch_internals import foreign_mode
-from zerogpu.aoti.weights import BoundWeights, WeightError
-from zerogpu.errors import GraphMismatchError, IncompatiblePackageError
+from ..errors import GraphMismatchError, IncompatiblePackageError
+from .graph import Binding, CompiledGraph
+from .guard import Guard
+from .signature import Mismatch
+from .structure import Structure
+from .torch_internals import foreign_mode
+from .weights import BoundWeights, WeightError
 
 __all__ = ["Applied", "aoti_apply", "last_path"]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from zerogpu import config
-from zerogpu.aoti.package import read_manifest
-from zerogpu.errors import IncompatiblePackageError
+from .. import config
+from ..errors import IncompatiblePackageError
+from .package import read_manifest
 
 __all__ = ["folder_of", "get_or_make", "inductor_folder"]
 

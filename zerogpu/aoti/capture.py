@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from zerogpu.aoti.signature import ordered_keywords
-from zerogpu.aoti.torch_internals import tree_map_tensors
-from zerogpu.errors import CaptureError
+from ..errors import CaptureError
+from .signature import ordered_keywords
+from .torch_internals import tree_map_tensors
 
 __all__ = ["CapturedCall", "aoti_capture"]
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from zerogpu.aoti import cache
-from zerogpu.aoti.graph import CompiledGraph
-from zerogpu.aoti.guard import derive_guard, input_leaves
-from zerogpu.aoti.identity import anonymous_constants, content_key
-from zerogpu.aoti.package import Weight, machine, write_package
-from zerogpu.aoti.torch_internals import (
+from ..errors import CompileError
+from . import cache
+from .graph import CompiledGraph
+from .guard import derive_guard, input_leaves
+from .identity import anonymous_constants, content_key
+from .package import Weight, machine, write_package
+from .torch_internals import (
     ExportedProgram,
     has_option,
     lower,
     spec_to_text,
 )
-from zerogpu.errors import CompileError
 
 __all__ = ["aoti_compile"]
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from zerogpu.aoti.package import (
+from .package import (
     Manifest,
     load_constants,
     loadable,
     read_manifest,
     require_same_device,
 )
-from zerogpu.aoti.torch_internals import Loader, load, spec_from_text, tree_unflatten
-from zerogpu.aoti.weights import BoundWeights
+from .torch_internals import Loader, load, spec_from_text, tree_unflatten
+from .weights import BoundWeights
 
 __all__ = ["Binding", "CompiledGraph"]
 
@@ -33,6 +33,8 @@ class CompiledGraph:
     Raises:
         IncompatiblePackageError: the package is damaged or was made for another machine.
     """
+
+    __zerogpu_by_reference__ = True
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)

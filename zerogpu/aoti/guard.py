@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from zerogpu.aoti.shapes import (
+from .shapes import (
     Relations,
     TensorShape,
     UnsupportedError,
@@ -23,8 +23,8 @@ from zerogpu.aoti.shapes import (
     predicate,
     shape_of,
 )
-from zerogpu.aoti.signature import CallForm, Mismatch, same_value
-from zerogpu.aoti.torch_internals import (
+from .signature import CallForm, Mismatch, same_value
+from .torch_internals import (
     ExportedProgram,
     spec_from_text,
     spec_to_text,

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from zerogpu.aoti.package import FORMAT, machine
-from zerogpu.aoti.torch_internals import (
+from .package import FORMAT, machine
+from .torch_internals import (
     ExportedProgram,
     recorded_guards,
     shape_env_of,

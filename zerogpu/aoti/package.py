@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from zerogpu.aoti.guard import GuardSpec
-from zerogpu.aoti.torch_internals import LOADS_DIRECTORIES
-from zerogpu.errors import IncompatiblePackageError
+from ..errors import IncompatiblePackageError
+from .guard import GuardSpec
+from .torch_internals import LOADS_DIRECTORIES
 
 __all__ = [
     "FORMAT",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from zerogpu.aoti.torch_internals import ExportedProgram, python_of, recorded_guards, shape_env_of
+from .torch_internals import ExportedProgram, python_of, recorded_guards, shape_env_of
 
 __all__ = ["Relations", "TensorShape", "derive_relations", "predicate", "shape_of"]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerogpu.aoti.torch_internals import TreeSpec, children_of, tree_flatten
+from .torch_internals import TreeSpec, children_of, tree_flatten
 
 __all__ = ["CallForm", "Mismatch", "ordered_keywords", "same_value"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from zerogpu.aoti.signature import Mismatch
+from .signature import Mismatch
 
 __all__ = ["Structure"]
 

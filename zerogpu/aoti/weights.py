@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerogpu.aoti.package import Weight
-from zerogpu.aoti.torch_internals import ignoring_subclasses
+from .package import Weight
+from .torch_internals import ignoring_subclasses
 
 __all__ = ["BoundWeights", "WeightError"]
 

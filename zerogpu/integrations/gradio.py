@@ -81,7 +81,7 @@ def install() -> None:
         # Imported here, because this module is imported by apps that have no Gradio.
         import gradio
 
-        from zerogpu.integrations import (
+        from . import (
             gradio_bridge,
             gradio_handlers,
             gradio_queue,

@@ -22,9 +22,9 @@ from gradio.context import LocalContext
 from gradio.helpers import TrackedIterable, patch_tqdm
 from gradio.server_messages import LogMessage, ProgressUnit
 
-from zerogpu import bridge
-from zerogpu.integrations import gradio_queue
-from zerogpu.integrations.gradio import Patches
+from .. import bridge
+from . import gradio_queue
+from .gradio import Patches
 
 __all__ = ["GradioBridge", "GradioView", "Payload", "install"]
 

@@ -20,17 +20,17 @@ import gradio.block_function
 import gradio.blocks
 import gradio.routes
 
-from zerogpu import decorator, runtime
-from zerogpu.errors import (
+from .. import decorator, runtime
+from ..errors import (
     GPUCancelled,
     QueueFullError,
     QueueTimeoutError,
     QuotaExceededError,
     ZeroGPUError,
 )
-from zerogpu.integrations import gradio_queue, gradio_wire
-from zerogpu.integrations.gradio import Patches
-from zerogpu.process.codec import WorkerTraceback
+from ..process.codec import WorkerTraceback
+from . import gradio_queue, gradio_wire
+from .gradio import Patches
 
 __all__ = ["install", "page_error"]
 

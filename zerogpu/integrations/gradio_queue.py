@@ -17,7 +17,7 @@ from typing import Any
 import gradio.queueing
 import gradio.routes
 
-from zerogpu.integrations.gradio import Patches
+from .gradio import Patches
 
 __all__ = ["WAITS", "Jobs", "event_of", "install", "loop_of"]
 

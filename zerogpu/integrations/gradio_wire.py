@@ -17,7 +17,7 @@ import fastapi
 import gradio
 from gradio.events import EventData
 
-from zerogpu.integrations.gradio import Patches
+from .gradio import Patches
 
 __all__ = ["install", "served"]
 
