@@ -11,6 +11,8 @@ See the README for the whole picture.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import wrapt
@@ -67,6 +69,11 @@ __all__ = [
     "start",
     "status",
 ]
+
+if "torch" not in sys.modules:
+    # Idle OpenMP threads of several workers would spin on the cores that others compute on. libgomp
+    # reads this once, when torch loads it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _GRAPHS = ("CapturedCall", "CompiledGraph", "aoti_apply", "aoti_capture", "aoti_compile")
 

@@ -30,7 +30,6 @@ from .process import codec
 from .process.app import App
 from .process.call import Call
 from .process.context import portable_context
-from .process.messages import Item
 from .process.snapshot import Snapshot
 from .process.supervisor import Supervisor, WorkerProcess
 from .process.weights import WeightWatch
@@ -87,8 +86,8 @@ class Runtime:
         session = self.open(task, args, kwargs)
         session.begin()
         try:
-            while isinstance(message := session.advance(), Item):
-                yield session.take(message)
+            while item := session.following():
+                yield item[0]
         finally:
             session.abandon()
 
@@ -116,8 +115,8 @@ class Runtime:
         try:
             lease = await self._lease(session)
             await in_thread(lambda: session.begin(lease))
-            while isinstance(message := await in_thread(session.advance), Item):
-                yield session.take(message)
+            while item := await in_thread(session.following):
+                yield item[0]
         finally:
             session.abandon()
 
@@ -364,7 +363,9 @@ class Runtime:
             supervisors = [s for s in (self._live, *self._retired) if s is not None]
             state = "stopped" if self._stopped else "live" if self._live else "startup"
             workers = [
-                {"worker": w.number, "pid": w.pid, "ready": w.ready} for s in supervisors for w in s.workers()
+                {"worker": w.number, "pid": w.pid, "ready": w.ready, "memory": w.memory()}
+                for s in supervisors
+                for w in s.workers()
             ]
             return {
                 "state": state if can_fork() else "inline",
@@ -466,8 +467,8 @@ def status() -> dict[str, Any]:
 
     Returns:
         ``state`` (startup, live, stopped, inline, or worker when called in one), ``device``, ``slots``,
-        ``waiting`` (calls in the queue) and ``workers``, each with its number, process id and whether it
-        is ready.
+        ``waiting`` (calls in the queue) and ``workers``, each with its number, process id, whether it is
+        ready, and the bytes of memory that are its own.
 
     Example:
         >>> import zerogpu

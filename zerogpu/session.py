@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from .errors import GPUCancelled
 from .process import codec
 from .process.app import App
 from .process.call import Call
@@ -70,7 +71,10 @@ class Session:
             ZeroGPUError: no slot, or no worker.
             GPUCancelled: the call was cancelled meanwhile.
         """
-        self._begun = True
+        if not self._first_to_act():
+            if lease is not None:
+                self.scheduler.release(lease)
+            raise GPUCancelled(f"{self.call.name} was cancelled before it began")
         self._runtime.watch.add(self.call)
         try:
             self._lease = lease or self.scheduler.acquire(self.call)
@@ -99,7 +103,12 @@ class Session:
             self._finish()
         return message
 
-    def take(self, item: Item) -> Any:
+    def following(self) -> tuple[Any, ...]:
+        """Wait for the next item of a stream: a tuple of its value, empty after the last one."""
+        message = self.advance()
+        return (self._take(message),) if isinstance(message, Item) else ()
+
+    def _take(self, item: Item) -> Any:
         """The value of an item; lets the worker run one further."""
         assert isinstance(item.payload, Encoded)
         value = codec.decode(item.payload)
@@ -128,8 +137,14 @@ class Session:
         self.call.cancel()
         if exchange is not None:
             submit(self._see_to_end)
-        elif not self._begun:
+        elif self._first_to_act():
             self._finish()
+
+    def _first_to_act(self) -> bool:
+        """Whether the call is the caller's to finish: `begin` and `abandon` may race for one not begun."""
+        with self._lock:
+            first, self._begun = not self._begun, True
+        return first
 
     def _see_to_end(self) -> None:
         assert self._exchange is not None

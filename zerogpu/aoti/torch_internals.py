@@ -75,7 +75,8 @@ def _new_locks() -> None:
     _lowering, _loading = threading.Lock(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_new_locks)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_new_locks)
 
 
 class Loader(Protocol):

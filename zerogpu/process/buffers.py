@@ -175,7 +175,8 @@ def _pin_held_blocks() -> None:
         flag[0] = _PINNED
 
 
-os.register_at_fork(before=_pin_held_blocks)
+if hasattr(os, "register_at_fork"):  # not on Windows, where this module is imported and not used
+    os.register_at_fork(before=_pin_held_blocks)
 
 
 def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:

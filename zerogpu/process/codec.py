@@ -6,6 +6,7 @@ Pickle protocol 5 with cloudpickle for functions and classes that have no import
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import inspect
 import io
@@ -28,6 +29,9 @@ __all__ = ["WorkerTraceback", "decode", "encode", "encode_call", "encode_error"]
 
 _MOST_BUFFERS = 8192
 """Their sizes have to fit in a packet; what comes after them travels in the pickle stream."""
+
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+"""Exception groups; a Python before 3.11 has none."""
 
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
@@ -117,15 +121,21 @@ def encode_error(error: BaseException, snapshot: Snapshot | None) -> Encoded:
     with contextlib.suppress(NotPicklableError):
         return encode(error, snapshot, "the exception")
     text = "".join(traceback.format_exception_only(error)).strip()
-    replacement = ZeroGPUError(f"The function raised {text} (an exception that cannot be sent between processes)")
+    replacement = ZeroGPUError(
+        f"The function raised {text} (an exception that cannot be sent between processes)"
+    )
     replacement.__cause__ = error.__cause__
     return encode(replacement, None, "the exception")
 
 
-def _make_portable(error: BaseException, snapshot: Snapshot | None) -> None:
+def _make_portable(
+    error: BaseException, snapshot: Snapshot | None, seen: frozenset[int] = frozenset()
+) -> None:
+    inside = seen | {id(error)}
+
     def portable(value: Any) -> Any:
-        if isinstance(value, BaseException):
-            _make_portable(value, snapshot)
+        if isinstance(value, BaseException) and id(value) not in inside:
+            _make_portable(value, snapshot, inside)
             value.__cause__ = value.__context__ = None
         try:
             encode(value, snapshot, "the value")
@@ -133,7 +143,7 @@ def _make_portable(error: BaseException, snapshot: Snapshot | None) -> None:
             return repr(value)
         return value
 
-    for part in getattr(error, "exceptions", ()):  # of a group
+    for part in error.exceptions if isinstance(error, _GROUP) else ():
         portable(part)
     error.args = tuple(map(portable, error.args))
     vars(error).update({name: portable(value) for name, value in vars(error).items()})
@@ -234,7 +244,7 @@ def _rebuild_exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseE
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     try:
         error = cls.__new__(cls, *args)
-        builtin.__init__(error, *args)
+        builtin.__init__(error, *args)  # type: ignore[misc]
     except TypeError:
         error = BaseException.__new__(cls)
     error.args = error.args if cls is builtin else args

@@ -8,10 +8,13 @@ files stay open, with an offset of their own, so that an app may read a file it 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
+import sys
 from collections.abc import Iterable
+
+if sys.platform != "win32":  # there this module is imported and not used
+    import fcntl
 
 __all__ = ["release_inherited"]
 

@@ -20,6 +20,8 @@ import time
 import warnings
 from typing import Any
 
+import psutil
+
 from ..errors import WorkerCrashedError, ZeroGPUError
 from .app import App
 from .channel import Channel, pair
@@ -71,6 +73,13 @@ class WorkerProcess:
         hangup = select.poll()
         hangup.register(self.channel.fileno(), select.POLLHUP)
         return not hangup.poll(0)
+
+    def memory(self) -> int:
+        """Bytes of memory that no other process has (USS); 0 when it is gone."""
+        try:
+            return int(psutil.Process(self.pid).memory_full_info().uss) if self.pid else 0
+        except psutil.Error:
+            return 0
 
     def tell(self, command: bytes, call: int | None = None) -> None:
         """Send a control command; a worker that is gone does not mind."""
@@ -332,6 +341,7 @@ class Supervisor:
     def _lose_zygote(self) -> None:
         """The zygote was killed: let the standby take over, and end its workers from here."""
         with self._lock:
+            why = "the app is shutting down" if self._closing else "the process that had forked it was killed"
             lost = list(self._workers.values())
             for worker in lost:
                 worker.orphaned = True
@@ -345,7 +355,7 @@ class Supervisor:
         for worker in lost:
             if worker.pid is not None:
                 kill_tree(worker.pid)
-            self._note_exit(worker, None, "ended because the process that had forked it was killed")
+            self._note_exit(worker, None, f"ended because {why}")
         self._collect_zygote()
 
     def _lose_standby(self) -> None:

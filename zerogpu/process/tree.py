@@ -10,12 +10,14 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Iterator, Set
 
 __all__ = ["adopt_orphans", "kill_children", "kill_tree"]
 
 _PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None, use_errno=True)
+if sys.platform != "win32":  # there this module is imported and not used
+    _libc = ctypes.CDLL(None, use_errno=True)
 
 _STATE, _PARENT, _THREADS = 0, 1, 17
 """Fields of /proc/pid/stat after the name, see proc(5)."""
