@@ -154,7 +154,7 @@ def map_block(fd: int, sizes: Sequence[int]) -> list[memoryview]:
     with contextlib.suppress(OSError):  # an older kernel: pages are then mapped as they are touched
         mapping.madvise(_MADV_POPULATE_READ)
     _held_flags[id(flag)] = flag
-    weakref.finalize(mapping, _release, flag, os.getpid()).atexit = False
+    weakref.finalize(mapping, _release, flag).atexit = False
     view = memoryview(mapping)
     return [view[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
 
@@ -162,10 +162,10 @@ def map_block(fd: int, sizes: Sequence[int]) -> list[memoryview]:
 _held_flags: dict[int, mmap.mmap] = {}
 
 
-def _release(flag: mmap.mmap, owner: int) -> None:
-    """Mark a block free, unless a forked child may still see it or is the one that lets it go."""
+def _release(flag: mmap.mmap) -> None:
+    """Mark a block free, unless a fork has pinned it: then two processes may see it."""
     _held_flags.pop(id(flag), None)
-    if os.getpid() == owner and flag[0] == _HELD:
+    if flag[0] == _HELD:
         flag[0] = _FREE
 
 

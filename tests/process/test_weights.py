@@ -1,0 +1,108 @@
+"""Changes of weights after going live are noticed once, by name."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from zerogpu import gpu, refresh
+from zerogpu.process.weights import WeightWatch
+
+torch = pytest.importorskip("torch")
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.norm = torch.nn.BatchNorm1d(2)
+
+
+CHANGES = {
+    "in place": (lambda n: n.layer.weight.add_(1), "'weight' of Linear"),
+    "data": (lambda n: setattr(n.layer.bias, "data", torch.ones(2)), "'bias' of Linear"),
+    "new parameter": (lambda n: setattr(n.layer, "weight", torch.nn.Parameter(torch.ones(2, 2))), "'weight'"),
+    "load_state_dict": (lambda n: n.load_state_dict(Net().state_dict()), "of Linear"),
+    "buffer": (lambda n: n.norm.running_mean.add_(1), "'running_mean' of BatchNorm1d"),
+    "new module": (lambda n: setattr(n, "adapter", torch.nn.Linear(1, 1)), "'adapter' of Net"),
+    "removed module": (lambda n: delattr(n, "norm"), "'norm' of Net"),
+    "replaced module": (lambda n: setattr(n, "layer", torch.nn.Linear(2, 2)), "'layer' of Net"),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_change_is_noticed_once_and_named(how: str) -> None:
+    net = Net()
+    watch = WeightWatch()
+    assert watch._look() is None
+    change, text = CHANGES[how]
+    with torch.no_grad():
+        change(net)
+    found = watch._look()
+    assert found is not None
+    assert text in found
+    while watch._look():  # load_state_dict changes several
+        pass
+    assert watch._look() is None
+
+
+def test_using_a_module_is_no_change() -> None:
+    net = Net().eval()
+    watch = WeightWatch()
+    net.norm(net.layer(torch.ones(3, 2))).sum().backward()
+    net.requires_grad_(False)
+    assert watch._look() is None
+
+
+def test_a_module_made_later_or_deleted_is_no_change() -> None:
+    net = Net()
+    watch = WeightWatch()
+    later = Net()
+    with torch.no_grad():
+        later.layer.weight.add_(1)
+    del net
+    assert watch._look() is None
+
+
+def test_looks_cost_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = WeightWatch()
+    looks = []
+    monkeypatch.setattr(watch, "_look", lambda: looks.append(1))
+    now = [100.0]
+
+    def clock() -> float:
+        now[0] += 0.1  # each reading of the clock: a look "takes" this long
+        return now[0]
+
+    monkeypatch.setattr("zerogpu.process.weights.time.monotonic", clock)
+    for _ in range(40):
+        watch.change()
+    assert len(looks) == 1
+    now[0] += 60
+    watch.change()
+    assert len(looks) == 2
+
+
+def test_a_call_after_a_change_warns_once_until_refresh(app) -> None:
+    net = Net()
+    read = gpu(lambda: net.layer.weight.sum().item())
+    with torch.no_grad():
+        net.layer.weight.zero_()
+    app()
+    assert read() == 0
+    with torch.no_grad():
+        net.layer.weight.fill_(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        from zerogpu.runtime import runtime
+
+        runtime._weights._next = 0  # do not wait for the next look
+        assert read() == 0
+        assert read() == 0
+    texts = [str(w.message) for w in caught if "was changed in the main process" in str(w.message)]
+    assert len(texts) == 1
+    assert "'weight' of Linear" in texts[0]
+    assert "zerogpu.refresh()" in texts[0]
+    refresh()
+    assert read() == 4
