@@ -38,6 +38,9 @@ BY_REFERENCE = "__zerogpu_by_reference__"
 _MAX_NODES = 20_000
 """A handle with more parts than this travels by value: comparing it would cost more than sending it."""
 
+_OWN = __name__.partition(".")[0]
+"""This package. What it keeps of earlier snapshots must not become part of the next: each would be larger."""
+
 _numbers = itertools.count(1)
 _tables: weakref.WeakValueDictionary[int, Snapshot] = weakref.WeakValueDictionary()
 
@@ -155,7 +158,9 @@ class _Scan:
         self._entries[id(obj)] = _Entry(obj, None)
 
     def _add_function(self, function: types.FunctionType) -> None:
-        if function.__module__ == "__main__" or "<" in function.__qualname__:
+        if function.__module__ == "__main__" or (
+            "<" in function.__qualname__ and not str(function.__module__).startswith(_OWN + ".")
+        ):
             self._add(function)
 
     def _add_class(self, cls: type) -> None:
@@ -267,7 +272,7 @@ def _may_be_handle(kind: type) -> bool:
     if issubclass(kind, (type, types.ModuleType, BaseException)) or kind.__module__ is None:
         return False
     top = kind.__module__.partition(".")[0]
-    return top not in _VALUE_MODULES and not _is_plain_data(kind)
+    return top != _OWN and top not in _VALUE_MODULES and not _is_plain_data(kind)
 
 
 def _is_plain_data(kind: type) -> bool:
@@ -314,7 +319,7 @@ def _named_by_the_app() -> list[Any]:
     libraries = _library_folders()
     found: list[Any] = []
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == __name__.partition(".")[0]:
+        if name.partition(".")[0] == _OWN:
             continue
         file = getattr(module, "__file__", None)
         if name == "__main__" or (isinstance(file, str) and not file.startswith(libraries)):

@@ -1,0 +1,255 @@
+"""Decorated functions behind a real Gradio server: what a page sees of a call."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import gradio as gr
+import pytest
+
+import zerogpu
+from tests.integrations.apps import gradio_page
+from tests.integrations.apps.gradio_tab import Tab, served, until
+
+pytestmark = pytest.mark.gradio
+
+SLEEPERS = ["sleeps", "sleepy_generator", "undecorated_sleeps", "undecorated_sleepy_generator"]
+
+
+@pytest.fixture(scope="module")
+def demo() -> gr.Blocks:
+    return gradio_page.build()
+
+
+@pytest.fixture(scope="module")
+def url(demo: gr.Blocks) -> Iterator[str]:
+    zerogpu.configure(grace=1, slots=1)
+    with served(demo) as address:
+        yield address
+
+
+@pytest.fixture
+def tab(demo: gr.Blocks, url: str) -> Iterator[Tab]:
+    with Tab(demo, url) as tab:
+        yield tab
+
+
+class TestHandlers:
+    """Every kind of function gives what it gives without the decorator."""
+
+    @pytest.mark.parametrize("name", ["plain", "coroutine"])
+    def test_a_function_runs_in_a_worker(self, tab: Tab, name: str) -> None:
+        (text,) = tab.run(name, "x").data
+        kind, given, pid = text.split()
+        assert (kind, given) == (name, "x")
+        assert int(pid) != os.getpid()
+
+    @pytest.mark.parametrize("name", ["generator", "async_generator"])
+    def test_a_generator_streams_its_items(self, tab: Tab, name: str) -> None:
+        run = tab.run(name, "x")
+        assert run.of("process_generating")[0]["output"]["data"] == ["x 0"]
+        assert len(run.of("process_generating")) == 3
+        assert run.data == ["x 2"]
+
+    @pytest.mark.parametrize(
+        ("name", "result"),
+        [
+            ("method", "pipe x"),
+            ("callable", "called pipe x"),
+            ("partial", "one x"),
+            ("request_partial", "hello x 127.0.0.1"),
+            ("keyword_partial", "x two"),
+            ("api", "X"),
+            ("returns_component", {"__type__": "update", "value": "x", "label": "changed"}),
+            ("logged_in", "x None None"),
+            ("batched", "batched x"),
+        ],
+    )
+    def test_a_handler_of_each_shape_gives_its_result(self, tab: Tab, name: str, result: object) -> None:
+        (value,) = tab.run(name, "x").data
+        if isinstance(result, dict):
+            assert {key: value[key] for key in result} == result
+        else:
+            assert value == result
+
+    @pytest.mark.parametrize("name", ["on", "load", "tick"])
+    def test_other_triggers_reach_the_worker(self, tab: Tab, name: str) -> None:
+        assert tab.run(name, "x").data[0].startswith("plain x")
+
+    def test_an_event_outside_the_queue_reaches_the_worker(self, tab: Tab) -> None:
+        (text,) = tab.post("unqueued", "x")["data"]
+        assert text.startswith("plain x")
+
+    def test_a_handler_made_by_a_render_function_reaches_the_worker(self, demo: gr.Blocks, tab: Tab) -> None:
+        rendering = next(fn for fn in demo.fns.values() if fn.renderable is not None)
+        rendered = tab.run(rendering._id, "x").completed["output"]["render_config"]
+        inner = next(fn for fn in rendered["dependencies"] if fn["api_name"] == "rendered")
+        assert tab.run(inner["id"], "y").data[0].startswith("plain y")
+
+    def test_an_undecorated_handler_can_call_a_gpu_function(self, tab: Tab) -> None:
+        assert tab.run("undecorated", "x").data[0].startswith("undecorated plain x")
+
+    def test_an_undecorated_generator_can_iterate_a_gpu_generator(self, tab: Tab) -> None:
+        run = tab.run("undecorated_generator", "x")
+        assert len(run.of("process_generating")) == 3
+        assert run.data == ["undecorated x 2"]
+
+    def test_gradio_gets_a_coroutine_with_the_functions_name_and_text(self, demo: gr.Blocks) -> None:
+        import inspect
+
+        by_name = {fn.api_name: fn for fn in demo.fns.values()}
+        assert inspect.iscoroutinefunction(by_name["plain"].fn)
+        assert inspect.isasyncgenfunction(by_name["generator"].fn)
+        assert by_name["plain"].name == "plain"
+        assert list(inspect.signature(by_name["plain"].fn).parameters) == ["text"]
+        assert by_name["generator"].types_generator
+        assert by_name["plain"].concurrency_limit is None
+        assert by_name["limited"].concurrency_limit == 1
+        assert by_name["echo"].concurrency_limit == "default"
+        assert by_name["plain"].concurrency_id == by_name["on"].concurrency_id
+
+
+class TestArguments:
+    """What Gradio injects arrives in the worker."""
+
+    def test_a_request_arrives_with_headers_client_and_session(self, tab: Tab) -> None:
+        run = tab.run("reads_request", "x", headers={"X-Test": "yes", "Cookie": "biscuit=ginger"})
+        path = "/gradio_api/queue/join"
+        assert run.data == [f"x yes yes 127.0.0.1 {tab.session} None {path} ginger {{}}"]
+
+    def test_state_is_kept_between_calls_of_a_session(self, demo: gr.Blocks, url: str) -> None:
+        with Tab(demo, url) as first, Tab(demo, url) as second:
+            assert first.run("counts", None).data[1] == "count 1"
+            assert first.run("counts", None).data[1] == "count 2"
+            assert second.run("counts", None).data[1] == "count 1"
+
+    def test_event_data_arrives_with_its_target(self, demo: gr.Blocks, tab: Tab) -> None:
+        box = next(b for b in demo.blocks.values() if getattr(b, "elem_id", None) == "the-box")
+        run = tab.run("selected", event_data={"index": 3, "value": "v"}, trigger=box._id)
+        assert run.data == ["3 v the-box"]
+
+
+class TestProgress:
+    """gr.Progress and the message functions speak to the page from a worker."""
+
+    def test_explicit_progress_is_shown(self, tab: Tab) -> None:
+        shown = tab.run("explicit_progress", "x").progress
+        assert ("quarter", None, None, 0.25) in shown
+        assert [unit for unit in shown if unit[0] == "steps" and unit[2] == 3]
+
+    @pytest.mark.parametrize(
+        ("name", "desc", "length"), [("tracked", "epochs", 4), ("tracked_generator", "tokens", 3)]
+    )
+    def test_tqdm_is_tracked_in_the_worker(self, tab: Tab, name: str, desc: str, length: int) -> None:
+        run = tab.run(name, "x")
+        assert [unit for unit in run.progress if unit[0] == desc and unit[2] == length]
+
+    def test_explicit_progress_works_beside_tracked_tqdm_in_a_generator(self, tab: Tab) -> None:
+        run = tab.run("tracked_generator", "x")
+        assert run.data == ["x 2"]
+        assert [unit for unit in run.progress if unit[0] == "last"]
+
+    def test_a_burst_of_progress_ends_with_its_last_update(self, tab: Tab) -> None:
+        shown = [unit for unit in tab.run("burst", "x").progress if unit[0] == "burst"]
+        assert shown[-1] == ("burst", 2000, 2000, None)
+        assert len(shown) < 500
+
+    def test_messages_arrive_before_the_result(self, tab: Tab) -> None:
+        run = tab.run("talkative", "x")
+        assert run.logs == [
+            ("info", "Info", "an info"),
+            ("warning", "Careful", "a warning"),
+            ("success", "Success", "a success"),
+        ]
+        assert run.kinds()[-1] == "process_completed"
+
+
+class TestErrors:
+    """The page shows what happened, with a title."""
+
+    def test_a_gradio_error_passes_unchanged(self, tab: Tab) -> None:
+        run = tab.run("raises_gradio_error", "x")
+        assert (run.error, run.title) == ("mine <b>bold</b>", "Mine")
+        assert run.completed["output"]["duration"] == 4
+
+    def test_the_text_of_a_functions_own_exception_is_shown_and_escaped(self, tab: Tab) -> None:
+        run = tab.run("raises_value_error", "x")
+        assert run.error == "no &lt;x&gt; &amp; no line<br>break"
+        assert run.title == "ValueError"
+
+    def test_the_log_has_the_workers_traceback(self, tab: Tab, capfd: pytest.CaptureFixture[str]) -> None:
+        tab.run("raises_value_error", "x")
+        assert "in raises_value_error" in capfd.readouterr().err
+
+    def test_a_generator_that_fails_late_gives_its_items_and_then_the_error(self, tab: Tab) -> None:
+        run = tab.run("fails_late", "x")
+        assert len(run.of("process_generating")) == 2
+        assert (run.error, run.title) == ("broke after two", "RuntimeError")
+
+    def test_a_crashed_worker_is_named(self, tab: Tab) -> None:
+        run = tab.run("exits", "x")
+        assert run.title == zerogpu.WorkerCrashedError.title
+        assert tab.run("plain", "x").data[0].startswith("plain x")
+
+    def test_an_undecorated_handler_shows_what_its_gpu_call_raised(self, tab: Tab) -> None:
+        run = tab.run("undecorated_fails", "x")
+        assert (run.error, run.title) == ("no &lt;x&gt; &amp; no line<br>break", "ValueError")
+
+    def test_a_zerogpu_error_of_an_undecorated_handler_has_its_title(self, tab: Tab) -> None:
+        run = tab.run("undecorated_timeout", "x")
+        assert run.error == "took &lt;too&gt; long for x"
+        assert run.title == zerogpu.GPUTimeoutError.title
+
+    def test_an_undecorated_handlers_own_exception_stays_hidden(self, tab: Tab) -> None:
+        run = tab.run("undecorated_own_error", "x")
+        assert "secret" not in str(run.completed)
+
+
+class TestLeaving:
+    """Whoever leaves or cancels gives the device back."""
+
+    @pytest.mark.parametrize("name", SLEEPERS)
+    def test_cancelling_ends_the_function(self, tab: Tab, name: str) -> None:
+        run = tab.start(name, 60)
+        until(lambda: run.logs)
+        tab.cancel(name, run)
+        until(lambda: run.of("process_completed"))
+        assert run.completed["success"]
+        assert tab.run("plain", "after", seconds=10).data[0].startswith("plain after")
+
+    @pytest.mark.parametrize("name", SLEEPERS)
+    def test_closing_the_tab_ends_the_function(self, demo: gr.Blocks, url: str, tab: Tab, name: str) -> None:
+        with Tab(demo, url) as leaving:
+            run = leaving.start(name, 60)
+            until(lambda: run.logs)
+        assert tab.run("plain", "after", seconds=10).data[0].startswith("plain after")
+
+
+class TestWaiting:
+    """Calls that wait for a device block nobody else."""
+
+    def test_200_waiting_clients_do_not_stop_other_handlers(
+        self, demo: gr.Blocks, url: str, tab: Tab
+    ) -> None:
+        tabs = [Tab(demo, url) for _ in range(200)]
+        try:
+            runs = [each.start("sleeps", 60) for each in tabs]
+            until(lambda: all(run.of("process_starts") for run in runs), 60)
+            began = time.monotonic()
+            assert tab.run("echo", "hello").data == ["hello"]
+            assert time.monotonic() - began < 5
+            waiting = {unit[0] for run in runs for unit in run.progress}
+            assert any(desc.startswith("Waiting for a GPU") for desc in waiting)
+        finally:
+            for each in tabs:
+                each.close()
+        assert tab.run("plain", "after", seconds=30).data[0].startswith("plain after")
+
+    def test_a_limit_that_the_app_set_is_respected(self, demo: gr.Blocks, url: str, tab: Tab) -> None:
+        with Tab(demo, url) as other:
+            first, second = tab.start("limited", 1), other.start("limited", 1)
+            until(lambda: first.of("process_starts") and not second.of("process_starts"))
+            until(lambda: second.of("estimation"))
+            until(lambda: first.of("process_completed") and second.of("process_completed"))

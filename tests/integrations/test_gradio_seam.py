@@ -1,0 +1,259 @@
+"""The parts of the seam by themselves, and a test that fails when Gradio's internals move."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import fastapi
+import gradio as gr
+import gradio.queueing
+import gradio.routes
+import pytest
+from gradio.block_function import BlockFunction
+from gradio.context import LocalContext
+
+import zerogpu
+from zerogpu import bridge
+from zerogpu.integrations import gradio as seam
+from zerogpu.integrations import gradio_bridge, gradio_handlers, gradio_queue, gradio_wire
+
+pytestmark = pytest.mark.gradio
+
+PATCHED: list[tuple[Any, str, list[str]]] = [
+    (gr.Blocks, "launch", ["self"]),
+    (gr, "mount_gradio_app", ["app", "blocks"]),
+    (gradio.routes, "mount_gradio_app", ["app", "blocks"]),
+    (gr.Blocks, "run_startup_events", ["self"]),
+    (BlockFunction, "__init__", ["self", "fn"]),
+    (gr.ChatInterface, "__init__", ["self", "fn"]),
+    (gr.Blocks, "call_function", ["self", "block_fn"]),
+    (gradio.queueing.Queue, "start", ["self"]),
+    (gradio.queueing.Queue, "push", ["self", "body", "request"]),
+    (gradio.routes, "cancel_tasks", ["task_ids"]),
+]
+
+
+class TestInternals:
+    """What the seam touches is still there, in the shape that it expects."""
+
+    @pytest.mark.parametrize(("owner", "name", "first"), PATCHED)
+    def test_each_patched_function_exists_with_its_first_parameters(
+        self, owner: Any, name: str, first: list[str]
+    ) -> None:
+        patched = getattr(owner, name)
+        assert patched.zerogpu_patch
+        parameters = list(inspect.signature(patched.__wrapped__).parameters)
+        assert parameters[: len(first)] == first
+
+    def test_the_parameters_that_the_seam_changes_exist(self) -> None:
+        event = inspect.signature(BlockFunction.__init__).parameters
+        assert {"fn", "concurrency_limit", "concurrency_id"} <= set(event)
+        assert event["concurrency_limit"].default == "default"
+        chat = inspect.signature(gr.ChatInterface.__init__).parameters
+        assert chat["concurrency_limit"].default == "default"
+        assert chat["concurrency_limit"].kind is inspect.Parameter.KEYWORD_ONLY
+        assert "event_id" in inspect.signature(gr.Blocks.call_function).parameters
+
+    def test_the_queue_still_uses_its_jobs_as_slots(self) -> None:
+        source = inspect.getsource(gradio.queueing.Queue.start_processing)
+        assert "None not in self.active_jobs" in source
+        assert "self.active_jobs[self.active_jobs.index(None)] = events" in source
+        assert "= [None] *" in inspect.getsource(gradio.queueing.Queue.start.__wrapped__)
+
+    def test_cancel_still_goes_through_the_task_ids_of_its_module(self) -> None:
+        source = inspect.getsource(gradio.routes.App.create_app)
+        assert 'cancel_tasks({f"{body.session_hash}_{body.fn_index}"})' in source
+
+    def test_nothing_is_missing_and_installing_again_changes_nothing(self) -> None:
+        before = [getattr(owner, name) for owner, name, _ in PATCHED]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            seam.install()
+        assert [getattr(owner, name) for owner, name, _ in PATCHED] == before
+        assert len([b for b in bridge.registered() if "Gradio" in type(b).__name__]) == 1
+
+    def test_a_missing_internal_is_one_warning_that_names_what_is_off(self) -> None:
+        patches = seam.Patches()
+        patches.wrap(SimpleNamespace(__name__="gradio.gone"), "away", "a feature", print)
+        with pytest.warns(RuntimeWarning, match=r"a feature \(gradio\.gone\.away\)"):
+            patches.report("9.9")
+
+
+class TestJobs:
+    """Gradio's job slots count threads only."""
+
+    @staticmethod
+    def _job(function: Any) -> list[Any]:
+        return [SimpleNamespace(fn=SimpleNamespace(fn=function))]
+
+    @classmethod
+    def _take(cls, jobs: gradio_queue.Jobs, function: Any) -> list[Any]:
+        job = cls._job(function)
+        assert None in jobs
+        jobs[jobs.index(None)] = job
+        return job
+
+    def test_coroutines_get_slots_beyond_the_limit(self) -> None:
+        async def waits() -> None: ...
+
+        jobs = gradio_queue.Jobs(2)
+        for _ in range(10):
+            self._take(jobs, waits)
+        assert None in jobs
+        assert len([job for job in jobs if job]) == 10
+
+    def test_synchronous_handlers_are_limited_as_before(self) -> None:
+        def works() -> None: ...
+
+        async def waits() -> None: ...
+
+        jobs = gradio_queue.Jobs(2)
+        for _ in range(5):
+            self._take(jobs, waits)
+        first, _second = self._take(jobs, works), self._take(jobs, works)
+        assert None not in jobs
+        jobs[jobs.index(first)] = None
+        assert None in jobs
+
+    def test_a_slot_counts_as_free_after_its_function_was_swapped(self) -> None:
+        async def waits() -> None: ...
+
+        jobs = gradio_queue.Jobs(1)
+        job = self._take(jobs, lambda: None)
+        job[0].fn.fn = waits  # as a hot reload does
+        jobs[jobs.index(job)] = None
+        assert None in jobs
+
+
+class TestWire:
+    """Gradio's argument types survive the way to a worker."""
+
+    @staticmethod
+    def _request() -> gr.Request:
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "scheme": "http",
+            "path": "/queue/join",
+            "root_path": "",
+            "query_string": b"a=1",
+            "headers": [(b"x-test", b"yes"), (b"cookie", b"biscuit=ginger")],
+            "client": ("10.0.0.7", 1234),
+            "server": ("host", 80),
+            "session": {"oauth_info": {"userinfo": {"name": "ann"}}},
+            "app": object(),
+            "route": lambda: None,
+        }
+        return gr.Request(fastapi.Request(scope), username="ann", session_hash="s1")
+
+    def test_a_request_keeps_what_functions_read(self) -> None:
+        request = self._request()
+        arrived = pickle.loads(pickle.dumps(request))
+        assert arrived.headers["X-TEST"] == "yes"
+        assert dict(arrived.query_params) == {"a": "1"}
+        assert dict(arrived.cookies) == {"biscuit": "ginger"}
+        assert arrived.client.host == "10.0.0.7"
+        assert str(arrived.url) == "http://host/queue/join?a=1"
+        assert (arrived.username, arrived.session_hash) == ("ann", "s1")
+        assert arrived.request.session["oauth_info"]["userinfo"]["name"] == "ann"
+        assert request.request is not None, "pickling took the request from the main process"
+
+    def test_a_request_made_of_attributes_keeps_them(self) -> None:
+        arrived = pickle.loads(pickle.dumps(gr.Request(username="ann", headers={"a": "b"})))
+        assert arrived.username == "ann"
+        assert arrived.headers["a"] == "b"
+
+    def test_a_progress_stays_one_object_over_two_messages(self) -> None:
+        progress = gr.Progress(track_tqdm=True)
+        first, second = pickle.dumps(progress), pickle.dumps(progress)
+        arrived = pickle.loads(first)
+        assert arrived is pickle.loads(second)
+        assert arrived is not progress
+        assert arrived.track_tqdm
+        assert copy.deepcopy(gr.Progress()).track_tqdm is False
+
+    @pytest.mark.parametrize("kind", [gr.EventData, gr.SelectData, gr.LikeData, gr.KeyUpData])
+    def test_event_data_finds_its_target_in_the_served_page(self, kind: type) -> None:
+        with gr.Blocks() as demo:
+            box = gr.Textbox(elem_id="here")
+        gradio_wire.served.add(demo)
+        event = kind(box, {"index": 3, "value": "v", "selected": True, "liked": True,
+                           "key": "k", "input_value": "i"})  # fmt: skip
+        arrived = pickle.loads(pickle.dumps(event))
+        assert type(arrived) is kind
+        assert arrived.target is box
+        assert arrived._data["value"] == "v"
+
+    def test_event_data_of_an_unknown_component_keeps_its_constructor_arguments(self) -> None:
+        with gr.Blocks():
+            box = gr.Textbox(elem_id="far", label="Far")
+        arrived = pickle.loads(pickle.dumps(gr.EventData(box, {})))
+        assert (arrived.target.elem_id, arrived.target.label) == ("far", "Far")
+
+    def test_oauth_values_arrive(self) -> None:
+        profile = gr.OAuthProfile(
+            {"name": "Ann", "preferred_username": "ann", "profile": "p", "picture": "q"}
+        )
+        token = gr.OAuthToken(token="secret", scope="read", expires_at=7)
+        arrived, key = pickle.loads(pickle.dumps((profile, token)))
+        assert (arrived.name, arrived["preferred_username"], key) == ("Ann", "ann", token)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "kind", [k for k in vars(zerogpu.errors).values()
+                 if isinstance(k, type) and issubclass(k, zerogpu.ZeroGPUError)]
+    )  # fmt: skip
+    def test_every_error_of_zerogpu_has_its_title_and_text(self, kind: type) -> None:
+        shown = gradio_handlers.page_error(kind("what & why"), in_worker=False)
+        assert shown is not None
+        assert (shown.message, shown.title) == ("what &amp; why", kind.title)  # type: ignore[attr-defined]
+
+    def test_an_exception_without_a_text_names_its_type(self) -> None:
+        shown = gradio_handlers.page_error(AssertionError(), in_worker=True)
+        assert shown is not None
+        assert "AssertionError" in shown.message
+
+
+class TestBridge:
+    def test_there_is_no_view_outside_an_event(self) -> None:
+        assert gradio_bridge.GradioBridge().open() is None
+
+    def test_stages_are_shown_and_taken_away(self) -> None:
+        shown: list[Any] = []
+        queue = SimpleNamespace(
+            active_jobs=[], set_progress=lambda _, units: shown.append([u.desc for u in units])
+        )
+        payload = gradio_bridge.Payload("e", True, None, None)
+        view = gradio_bridge.GradioView(SimpleNamespace(_queue=queue), payload)
+        view.waiting(3)
+        view.waiting(0)
+        view.starting()
+        view.running()
+        assert shown == [
+            ["Waiting for a GPU · 3 before you"],
+            ["Waiting for a GPU"],
+            ["Starting a GPU worker"],
+            [],
+        ]
+
+    def test_a_call_that_does_not_wait_leaves_the_page_alone(self) -> None:
+        queue = SimpleNamespace(active_jobs=[], set_progress=lambda *_: pytest.fail("shown"))
+        payload = gradio_bridge.Payload("e", True, None, None)
+        gradio_bridge.GradioView(SimpleNamespace(_queue=queue), payload).running()
+
+    def test_the_context_is_restored_after_a_call(self) -> None:
+        sent: list[Any] = []
+        payload = gradio_bridge.Payload("e", True, None, None)
+        with gradio_bridge.GradioBridge().enter(payload, sent.append):
+            assert LocalContext.event_id.get() == "e"
+            gr.Info("hello")
+            with pytest.raises(ValueError, match="validation"):
+                gr.Info(["not a text"])  # type: ignore[arg-type]
+        assert LocalContext.blocks.get(None) is None
+        assert len(sent) == 1
