@@ -458,6 +458,25 @@ class TestDeadlines:
         assert gpu(duration=90 * 86400)(triple.__wrapped__)(2) == 6
 
 
+class TestTheEndOfTheInterpreter:
+    @pytest.mark.parametrize("start", ["", "zerogpu.start()"])
+    def test_a_stream_that_nobody_closed_does_not_hold_it_up(self, start: str) -> None:
+        code = f"""
+            import sys, types, zerogpu
+            items = zerogpu.gpu(lambda: (yield from range(10**9)))
+            {start}
+            keeper = sys.modules["keeper"] = types.ModuleType("keeper")     # cleared at the very end
+            keeper.items = items()
+            print(next(keeper.items))
+        """
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "ZEROGPU_GRACE": "1"}
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        finished = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (finished.returncode, finished.stdout, finished.stderr) == (0, "0\n", "")
+
+
 class TestInterrupt:
     """Ctrl-C in the main process."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -58,8 +59,15 @@ def _complete(future: Future[T], function: Callable[[], T]) -> None:
 
 
 def submit(function: Callable[[], T]) -> Future[T]:
-    """Run `function` in a thread; the future also carries BaseExceptions."""
+    """Run `function` in a thread; the future also carries BaseExceptions.
+
+    While the interpreter ends, when it collects a stream that nobody closed, no thread can start any more:
+    then nothing is run, and the future is cancelled.
+    """
     future: Future[T] = Future()
+    if sys.is_finalizing():
+        future.cancel()
+        return future
     with _lock:
         worker = _idle.pop() if _idle else None
     if worker is None:

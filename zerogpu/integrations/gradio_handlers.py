@@ -179,24 +179,27 @@ def _is_decorated(blocks: gradio.Blocks, block_fn: Any) -> bool:
 def page_error(error: Exception, *, in_worker: bool) -> gradio.Error | None:
     """What the page shows for an exception; None leaves it to Gradio, which hides the text.
 
-    Gradio renders the message as HTML, so the text is escaped; titles it renders as text.
+    Gradio renders the message as HTML, so the text is escaped. Gradio 6 heads every error "Error" and
+    leaves its title out, so there the title begins the text.
 
     Args:
         error: what the handler raised.
         in_worker: whether a GPU function raised it. What else a handler raises may hold secrets.
     """
     if isinstance(error, ZeroGPUError):
-        return gradio.Error(
-            _escaped(str(error)),
-            title=error.title,
-            print_exception=not isinstance(error, _BUSY),
-        )
+        return _titled(error.title, str(error), print_exception=not isinstance(error, _BUSY))
     if in_worker:
         name = type(error).__name__
         text = str(error) or f"The function raised {name} without a message."
-        return gradio.Error(_escaped(text), title=name)
+        return _titled(name, text)
     return None
 
 
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=False).replace("\n", "<br>")
+SHOWS_TITLES = int(gradio.__version__.partition(".")[0]) < 6
+"""Whether this Gradio's page shows the title of an error."""
+
+
+def _titled(title: str, text: str, *, print_exception: bool = True) -> gradio.Error:
+    shown = text if SHOWS_TITLES else f"{title}: {text}"
+    escaped = html.escape(shown, quote=False).replace("\n", "<br>")
+    return gradio.Error(escaped, title=title, print_exception=print_exception)
