@@ -93,7 +93,6 @@ PRINTING = ["-k", "printed or captured or plain or errors"]
         ([], 20),
         (["-n", "2", "-k", "patched or awaited or fixture"], 9),
         (["-s", *PRINTING], 3),
-        (["--capture=sys", *PRINTING], 4),
     ],
     ids=["plain", "xdist", "-s"],
 )
