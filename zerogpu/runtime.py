@@ -23,7 +23,7 @@ from typing import Any
 
 from . import config
 from .bridge import registered
-from .errors import ZeroGPUError
+from .errors import QueueTimeoutError, ZeroGPUError
 from .inline import Inline, can_fork
 from .notices import warn_app
 from .process import codec
@@ -37,7 +37,7 @@ from .process.worker import in_worker
 from .scheduling.scheduler import Lease, Scheduler
 from .session import Session
 from .task import Kind, Task, all_tasks
-from .threads import in_thread, submit
+from .threads import in_thread, retrieve, submit
 from .watch import Watch
 
 __all__ = ["Runtime", "go_live", "on_worker_start", "refresh", "runtime", "shutdown", "start", "status"]
@@ -172,10 +172,15 @@ class Runtime:
         if future.done():
             return future.result()
         patience = scheduler.patience(session.call)
-        try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise scheduler.give_up(session.call, future) from None
+        try:  # not wait_for, which drops a cancel that comes together with the lease
+            granted = asyncio.wrap_future(future)
+            granted.add_done_callback(retrieve)
+            await asyncio.wait([granted], timeout=patience)
+            if not granted.done():
+                raise scheduler.give_up(session.call, future)
+            return granted.result()
+        except QueueTimeoutError:
+            raise
         except BaseException:
             scheduler.withdraw(future)
             raise

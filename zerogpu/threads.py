@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["in_thread", "submit"]
+__all__ = ["in_thread", "retrieve", "submit"]
 
 T = TypeVar("T")
 
@@ -80,12 +80,12 @@ def submit(function: Callable[[], T]) -> Future[T]:
 async def in_thread(function: Callable[[], T]) -> T:
     """Run `function` in a thread and await it; a cancel leaves it running."""
     future = asyncio.wrap_future(submit(function))
-    future.add_done_callback(_retrieve)
+    future.add_done_callback(retrieve)
     return await asyncio.shield(future)
 
 
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Nobody may be there to see an error after a cancel; asyncio would log that."""
+def retrieve(future: asyncio.Future[Any]) -> None:
+    """For `add_done_callback`: nobody may be there to see an error after a cancel; asyncio would log that."""
     if not future.cancelled():
         future.exception()
 

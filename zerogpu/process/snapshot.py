@@ -122,6 +122,7 @@ class _Scan:
         self._module_type: type = torch.nn.Module if torch else type("Nothing", (), {})
         self._tensor_type: type = torch.Tensor if torch else type("Nothing", (), {})
         self._kinds: dict[type, Callable[[Any], None] | None] = {}
+        self._heavy: dict[type, bool] = {}
 
     def run(self, tasks: Iterable[Any]) -> None:
         for obj in gc.get_objects():
@@ -152,7 +153,8 @@ class _Scan:
             return None
         if any(_is_decorated(value) for cls in kind.__mro__ for value in _values(cls)):
             return self._add_handle
-        return self._add_if_holder
+        # Objects of the standard library are many, and none of them is a pipeline.
+        return None if _library_of(kind) in sys.stdlib_module_names else self._add_if_holder
 
     def _add(self, obj: object) -> None:
         self._entries[id(obj)] = _Entry(obj, None)
@@ -173,16 +175,21 @@ class _Scan:
             self._entries[id(tensor)] = _Entry(tensor, lambda t: _tensor_state(t) == state)
 
     def _add_if_holder(self, obj: object) -> None:
-        heavy = (self._module_type, self._tensor_type)
         for value in _values(obj):
-            kind = type(value)  # never isinstance: a lazy proxy would run code to answer it
-            if issubclass(kind, heavy) or (
-                issubclass(kind, (list, tuple, dict))
+            if self._is_heavy(type(value)) or (
+                type(value) in (list, tuple, dict)
                 and len(value) < 100
-                and any(issubclass(type(v), heavy) for v in _elements(value))
+                and any(self._is_heavy(type(v)) for v in _elements(value))
             ):
                 self._add_handle(obj)
                 return
+
+    def _is_heavy(self, kind: type) -> bool:
+        """By type, never isinstance: a lazy proxy would run code to answer that."""
+        heavy = self._heavy.get(kind)
+        if heavy is None:
+            heavy = self._heavy[kind] = issubclass(kind, (self._module_type, self._tensor_type))
+        return heavy
 
     def _add_handle(self, obj: object) -> None:
         heavy = (self._module_type, self._tensor_type)
@@ -243,7 +250,7 @@ class _Parts:
             elements = [*obj, *obj.values()] if isinstance(obj, dict) else list(obj)  # type: ignore[call-overload]
             self._states.append(len(elements))
             return all(self._add(element, heavy) for element in elements)
-        if kind.__module__.partition(".")[0] in _UNSEEN:
+        if _library_of(kind) in _UNSEEN:
             return False
         if _may_be_handle(kind):
             self._seen.add(id(obj))
@@ -269,10 +276,16 @@ def _is_decorated(value: object) -> bool:
 
 def _may_be_handle(kind: type) -> bool:
     """Whether instances of this type can be handles; False for values, code and the runtime's own."""
-    if issubclass(kind, (type, types.ModuleType, BaseException)) or kind.__module__ is None:
+    if issubclass(kind, (type, types.ModuleType, BaseException)):
         return False
-    top = kind.__module__.partition(".")[0]
-    return top != _OWN and top not in _VALUE_MODULES and not _is_plain_data(kind)
+    library = _library_of(kind)
+    return library not in ("", _OWN) and library not in _VALUE_MODULES and not _is_plain_data(kind)
+
+
+def _library_of(kind: type) -> str:
+    """The top-level module of a class; empty where it does not say (proxies compute it per instance)."""
+    module = kind.__module__
+    return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 def _is_plain_data(kind: type) -> bool:
