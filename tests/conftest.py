@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 _LATE = ("servers", "integrations", "aoti", "demos", "browser")
-"""Folders whose tests fill the process with what they import: a snapshot of it then takes seconds, not 0.2."""
+"""Folders whose tests fill the process with what they import: a snapshot then takes seconds, not 0.2."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

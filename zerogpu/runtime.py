@@ -24,6 +24,7 @@ from typing import Any
 from . import config
 from .bridge import registered
 from .errors import QueueTimeoutError, ZeroGPUError
+from .importing import is_importing, wait_for_imports
 from .inline import Inline, can_fork
 from .notices import warn_app
 from .process import codec
@@ -58,6 +59,7 @@ class Runtime:
         self._scheduler: Scheduler | None = None
         self._live: Supervisor | None = None
         self._by_itself = False
+        self.used = False
         self._stopped = False
         self._retired: list[Supervisor] = []
         self._weights: WeightWatch | None = None
@@ -84,8 +86,8 @@ class Runtime:
             return
         self._warn_of_blocked_loop(task)
         session = self.open(task, args, kwargs)
-        session.begin()
         try:
+            session.begin()
             while item := session.following():
                 yield item[0]
         finally:
@@ -142,6 +144,7 @@ class Runtime:
                 grace=app.settings.grace,
                 payload=self._encode(app, task, args, kwargs, [(i, v.payload) for i, v in views]),
                 views=views,
+                caller=_caller(),
             )
             return Session(self, call, app, supervisor)
         except BaseException:
@@ -161,10 +164,12 @@ class Runtime:
         context = contextvars.copy_context()
         opened = submit(lambda: context.run(self.open, task, args, kwargs, served=True))
         try:
-            return await asyncio.shield(asyncio.wrap_future(opened))
+            session = await asyncio.shield(asyncio.wrap_future(opened))
         except asyncio.CancelledError:
             opened.add_done_callback(_abandon_opened)
             raise
+        session.call.caller = asyncio.current_task()
+        return session
 
     async def _lease(self, session: Session) -> Lease:
         """Wait for a slot without blocking the event loop."""
@@ -228,6 +233,8 @@ class Runtime:
 
     def _take_snapshot(self, by_itself: bool) -> None:
         settings = self._read_settings()
+        if by_itself:
+            wait_for_imports()
         gc.unfreeze()  # what an earlier snapshot froze has to be found again
         gc.collect()
         context = contextvars.Context() if by_itself else contextvars.copy_context()
@@ -266,6 +273,7 @@ class Runtime:
             return App(snapshot, settings, registered(), tuple(self.start_functions))
 
     def _read_settings(self) -> config.Settings:
+        self.used = True
         settings = config.read()
         if self._scheduler is None or settings != self._settings:
             self._end_idle_workers(time.monotonic())
@@ -285,7 +293,7 @@ class Runtime:
 
     def _warn_of_blocked_loop(self, task: Task) -> None:
         """A plain function waits in its thread; in a server's event loop everybody waits with it."""
-        if task in self._warned or not _in_event_loop() or "ipykernel" in sys.modules:
+        if task in self._warned or not _in_event_loop() or "ipykernel" in sys.modules or is_importing():
             return
         self._warned.add(task)
         warn_app(
@@ -390,12 +398,20 @@ def _abandon_opened(opened: Future[Session]) -> None:
 def _is_served() -> bool:
     """Whether this call comes from a server: from a thread, or from inside an event loop.
 
-    A notebook runs its cells inside an event loop too, but each cell may change what the next call has
-    to see.
+    A module that is being imported is not serving yet, even if a server's loop imports it. A notebook
+    runs its cells inside an event loop too, but each cell may change what the next call has to see.
     """
-    if "ipykernel" in sys.modules:
+    if "ipykernel" in sys.modules or is_importing():
         return False
     return threading.current_thread() is not threading.main_thread() or _in_event_loop()
+
+
+def _caller() -> object:
+    """The asyncio task that runs, or the main thread; None in other threads, which servers share."""
+    if _in_event_loop():
+        return asyncio.current_task()
+    main = threading.main_thread()
+    return main if threading.current_thread() is main else None
 
 
 def _in_event_loop() -> bool:
@@ -407,8 +423,13 @@ def _in_event_loop() -> bool:
 
 
 def _renew_lock() -> None:
-    """A thread that a fork does not copy may have held the lock; the child has to refuse its calls itself."""
+    """A thread that a fork does not copy may have held the lock; the child has to refuse its calls itself.
+
+    Unless the parent never ran any: a server that loads the app and then forks its workers.
+    """
     runtime.lock = threading.RLock()
+    if not runtime.used:
+        runtime.pid = os.getpid()
 
 
 runtime = Runtime()

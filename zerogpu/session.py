@@ -81,6 +81,8 @@ class Session:
             self._worker = self._warm_worker() or self._cold_worker()
             exchange = Exchange(self.call, self._worker)
             exchange.start()
+            if self.call.task.kind.streams:
+                submit(self._enforce_deadline)
         except BaseException:
             self._finish()
             raise
@@ -88,8 +90,6 @@ class Session:
             self._exchange = exchange
         if self._abandoned:
             self._see_to_end()
-        elif self.call.task.kind.streams:
-            submit(self._enforce_deadline)
 
     def advance(self) -> Item | Result:
         """Wait for the next item, or the result; whatever ends the call also ends the session."""
@@ -136,7 +136,10 @@ class Session:
             return
         self.call.cancel()
         if exchange is not None:
-            submit(self._see_to_end)
+            try:
+                submit(self._see_to_end)
+            except RuntimeError:  # no thread can be started: the worker is killed at once
+                self._finish()
         elif self._first_to_act():
             self._finish()
 
@@ -155,8 +158,11 @@ class Session:
 
     def _enforce_deadline(self) -> None:
         """End a stream at its deadline even if its reader has gone to sleep between two items."""
-        if not self._finished.wait(self.call.seconds):
-            self._see_to_end()
+        if not self._finished.wait(min(self.call.seconds, threading.TIMEOUT_MAX)):
+            exchange = self._exchange
+            if exchange is not None:
+                exchange.collect()
+            self._finish()
 
     # -- the worker ----------------------------------------------------------------------------------
 

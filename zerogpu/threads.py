@@ -52,10 +52,17 @@ class _Worker(threading.Thread):
 def _complete(future: Future[T], function: Callable[[], T]) -> None:
     try:
         result = function()
+    except StopIteration as error:  # a future cannot carry it; a coroutine would turn it into the same
+        future.set_exception(_caused(RuntimeError("the function raised StopIteration"), error))
     except BaseException as error:  # noqa: BLE001 - delivered through the future
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
 def submit(function: Callable[[], T]) -> Future[T]:

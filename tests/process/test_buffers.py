@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zerogpu import gpu
 from zerogpu.process import buffers
-from zerogpu.process.buffers import BlockPool, map_block
+from zerogpu.process.buffers import POOL_BLOCKS, BlockPool, map_block
 
 from .waiting import eventually
 
@@ -191,3 +191,31 @@ def test_many_large_calls_leave_no_descriptor_behind(app) -> None:
     for _ in range(60):
         assert echo(np.zeros(MB)).nbytes == 8 * MB
     assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_a_small_block_is_free_again_at_once_and_holds_no_descriptor() -> None:
+    pool = BlockPool()
+    before = len(os.listdir("/proc/self/fd"))
+    kept = []
+    for number in range(50):
+        fd, ours = pool.write([memoryview(bytes([number]) * 100_000)])
+        assert not ours
+        kept.extend(map_block(os.dup(fd), [100_000]))
+    assert len(os.listdir("/proc/self/fd")) - before <= 3  # the one block of the sender
+    assert [view[0] for view in kept] == list(range(50))
+    pool.close()
+
+
+def test_a_sender_keeps_a_bounded_number_of_blocks() -> None:
+    pool = BlockPool()
+    before = len(os.listdir("/proc/self/fd"))
+    size = 2 * 1024 * 1024
+    views = []
+    for _ in range(POOL_BLOCKS + 10):
+        fd, ours = pool.write([memoryview(bytes(size))])
+        views.extend(map_block(fd if ours else os.dup(fd), [size]))
+    held = len(os.listdir("/proc/self/fd")) - before
+    assert held <= 3 * POOL_BLOCKS + 2 * len(views)
+    assert len(pool._blocks) == POOL_BLOCKS
+    views.clear()
+    pool.close()

@@ -99,3 +99,19 @@ def test_standard_input_is_empty_in_a_worker(app) -> None:
     except EOFError:
         return
     raise AssertionError("input() gave something")
+
+
+def test_a_log_that_main_and_workers_write_keeps_every_line(app, tmp_path: Path) -> None:
+    path = tmp_path / "app.log"
+    with path.open("w", buffering=1) as log:
+
+        @gpu
+        def write(line: str) -> None:
+            log.write(line)
+            log.flush()
+
+        app()
+        for number in range(3):
+            log.write(f"main {number}\n")
+            write(f"worker {number}\n")
+    assert path.read_text().split("\n")[:-1] == [f"{who} {n}" for n in range(3) for who in ("main", "worker")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
 import re
 import signal
@@ -12,13 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from zerogpu import GPUCancelled, GPUTimeoutError, WorkerCrashedError, ZeroGPUError, gpu, status
+from zerogpu.decorator import async_form
 from zerogpu.runtime import runtime
 
 from .waiting import alive, eventually
@@ -543,3 +545,88 @@ def test_a_call_ends_even_when_the_zygote_does_nothing(app) -> None:
     finally:
         os.kill(zygote, signal.SIGCONT)
     assert pid() != worker
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, GPUCancelled])
+def test_an_exception_that_would_end_a_server_arrives_as_an_error_that_names_it(app, kind) -> None:
+    @gpu
+    def fails() -> None:
+        raise kind("on purpose")
+
+    @gpu
+    def fine() -> int:
+        return 1
+
+    app()
+    with pytest.raises(ZeroGPUError, match=f"{kind.__name__}.*on purpose") as caught:
+        fails()
+    assert type(caught.value.__cause__) is kind
+    assert fine() == 1
+
+
+def test_stop_iteration_from_a_function_ends_an_async_call_too(app) -> None:
+    @gpu
+    def fails() -> None:
+        next(iter([]))
+
+    app()
+    form = async_form(fails)
+    assert form is not None
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(asyncio.wait_for(form(), 20))
+
+
+def test_a_slow_reader_gets_all_items_of_a_stream_that_finished_in_time(app) -> None:
+    @gpu(duration=0.5)
+    def count() -> Iterator[int]:
+        yield from range(3)
+
+    app()
+    items = []
+    for item in count():
+        items.append(item)
+        time.sleep(0.5)  # the reader's own work, longer than the duration
+    assert items == [0, 1, 2]
+
+
+def test_a_slow_reader_of_a_stream_that_was_cut_gets_a_timeout(app) -> None:
+    @gpu(duration=0.3)
+    def count() -> Iterator[int]:
+        yield from itertools.count()
+
+    app()
+    items = count()
+    assert next(items) == 0
+    time.sleep(1)
+    with pytest.raises(GPUTimeoutError):
+        list(items)
+
+
+def test_a_call_that_would_wait_for_its_own_callers_stream_is_refused(app) -> None:
+    @gpu
+    def count() -> Iterator[int]:
+        yield from range(10)
+
+    @gpu
+    def double(value: int) -> int:
+        return 2 * value
+
+    app(slots=1)
+    items = count()
+    assert next(items) == 0
+    with pytest.raises(ZeroGPUError, match=r"still reads a stream of .*count"):
+        double(1)
+    assert list(items) == list(range(1, 10))
+    assert double(1) == 2
+
+
+def test_output_that_never_ends_does_not_keep_a_call_from_ending(app) -> None:
+    @gpu(duration=20)
+    def start() -> int:
+        return subprocess.Popen(["yes"]).pid
+
+    app()
+    began = time.monotonic()
+    pid = start()
+    assert time.monotonic() - began < 15
+    os.kill(pid, signal.SIGKILL)

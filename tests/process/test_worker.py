@@ -308,3 +308,27 @@ def test_workers_are_below_the_zygote_which_is_below_main(app) -> None:
     assert zygote.ppid() == os.getpid()
     assert zygote.num_threads() == 1
     assert sys.executable
+
+
+def test_a_child_that_a_function_forked_never_answers_for_another_call(app, tmp_path) -> None:
+    gone = tmp_path / "gone"
+
+    @gpu
+    def fork() -> str:
+        if os.fork() == 0:
+            while not gone.exists():
+                time.sleep(0.01)
+            return "the child's"
+        return "the parent's"
+
+    @gpu
+    def echo(value: int) -> int:
+        gone.touch()
+        time.sleep(0.05)
+        return value
+
+    app()
+    for value in range(5):
+        gone.unlink(missing_ok=True)
+        assert fork() == "the parent's"
+        assert echo(value) == value

@@ -31,6 +31,11 @@ LARGE = 64 * 1024
 POOL_LIMIT = 512 * 1024 * 1024
 """Bytes of blocks that one sender keeps for reuse."""
 
+POOL_BLOCKS = 16
+"""Blocks that one sender keeps for reuse: each holds three descriptors."""
+SMALL_BLOCK = 1024 * 1024
+"""Bytes below which a receiver copies a block, rather than hold two descriptors as long as its views live."""
+
 _PAGE = mmap.PAGESIZE
 _ALIGNMENT = 64
 _FREE, _HELD, _PINNED = 0, 1, 2
@@ -116,9 +121,9 @@ class BlockPool:
             if size <= block.capacity <= 4 * size:
                 return block
         block = _Block(-(-size // _PAGE) * _PAGE)
-        while idle and self._kept() + block.capacity > POOL_LIMIT:
+        while idle and (self._kept() + block.capacity > POOL_LIMIT or len(self._blocks) >= POOL_BLOCKS):
             self._drop(idle.pop(0))
-        if self._kept() + block.capacity <= POOL_LIMIT:
+        if self._kept() + block.capacity <= POOL_LIMIT and len(self._blocks) < POOL_BLOCKS:
             self._blocks.append(block)
         return block
 
@@ -144,6 +149,8 @@ def map_block(fd: int, sizes: Sequence[int]) -> list[memoryview]:
         sizes: bytes of each buffer, in the order in which they were written.
     """
     offsets, total = _layout(sizes)
+    if total < SMALL_BLOCK:
+        return _copy_block(fd, offsets, sizes)
     try:
         flag = mmap.mmap(fd, _PAGE)
         mapping = mmap.mmap(
@@ -157,6 +164,19 @@ def map_block(fd: int, sizes: Sequence[int]) -> list[memoryview]:
     weakref.finalize(mapping, _release, flag).atexit = False
     view = memoryview(mapping)
     return [view[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
+
+
+def _copy_block(fd: int, offsets: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+    try:
+        views = []
+        for offset, size in zip(offsets, sizes, strict=True):
+            view = memoryview(bytearray(size))
+            os.preadv(fd, [view], _PAGE + offset)
+            views.append(view)
+        os.pwrite(fd, bytes([_FREE]), 0)
+        return views
+    finally:
+        os.close(fd)
 
 
 _held_flags: dict[int, mmap.mmap] = {}

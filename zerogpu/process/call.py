@@ -27,6 +27,7 @@ class Call:
         grace: seconds the function gets to end after a cancel.
         payload: the encoded task, arguments, context variables and view payloads.
         views: the frameworks' views, with the number of their bridge.
+        caller: the task or thread that made the call, where calls of one cannot be those of another.
         on_cancel: wakes whoever waits for the call.
         cancelled: set, for good, by `cancel`.
     """
@@ -36,6 +37,7 @@ class Call:
     grace: float
     payload: Encoded
     views: list[tuple[int, View]] = field(default_factory=list)
+    caller: object = None
     on_cancel: Callable[[], None] | None = None
     number: int = field(default_factory=lambda: next(_numbers))
     created: float = field(default_factory=time.monotonic)

@@ -2,7 +2,8 @@
 
 Sockets, pipes and event queues of the main process belong to its clients; they are replaced, not closed,
 since an object that still holds the number would otherwise close whatever gets the number next. Regular
-files stay open, with an offset of their own, so that an app may read a file it opened at module scope.
+files stay open: those to read with an offset of their own, so that an app may read a file it opened at
+module scope; those to write with the common one, so that nobody overwrites another's lines of a log.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def release_inherited(keep: Iterable[int]) -> None:
 def _release(fd: int, null: int) -> None:
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        _give_own_offset(fd)
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            _give_own_offset(fd)
     elif not (stat.S_ISCHR(mode) and not os.isatty(fd)):
         os.dup2(null, fd, inheritable=False)
 

@@ -9,12 +9,14 @@ next moment of that second line, so no function, stuck in whatever code, can hol
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
 import signal
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from ..errors import GPUCancelled, GPUTimeoutError, WorkerCrashedError, ZeroGPUError
@@ -38,6 +40,10 @@ _EXIT_LIMIT = 2.0
 """Seconds after SIGKILL in which the zygote has to report the exit, before this process kills by itself."""
 
 
+_NOT_FOR_MAIN = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, GPUCancelled)
+"""What a function may raise in its worker, but would end the server's event loop or task if raised there."""
+
+
 class Exchange:
     """Runs `call` on `worker`."""
 
@@ -46,6 +52,8 @@ class Exchange:
         self.worker = worker
         self.ended = False
         self.missed = False
+        self._error: BaseException | None = None
+        self._backlog: deque[Item | Result | Raised] = deque()
         self._lock = threading.Lock()
         self._poll = _poll(worker)
         self._steps: list[tuple[float, int]] = []
@@ -57,8 +65,12 @@ class Exchange:
     def start(self) -> None:
         """Send the call; from here its duration counts."""
         number = self.call.number
-        with contextlib.suppress(ChannelClosed):  # the worker died: `advance` tells how
+        try:
             self.worker.channel.send_payload(lambda payload: Start(number, payload), self.call.payload)
+        except ChannelClosed:  # the worker died: `advance` tells how
+            pass
+        except OSError as error:
+            raise ZeroGPUError(f"The arguments of {self.call.name} cannot be sent: {error}") from error
         self._deadline = time.monotonic() + self.call.seconds
         self.call.running()
 
@@ -74,17 +86,39 @@ class Exchange:
             BaseException: what the function raised.
         """
         with self._lock:
-            if self.ended:  # meanwhile, for a reader that came late
-                raise self._error_after_end()
-            while True:
-                message = self._next_message()
-                if isinstance(message, Event):
-                    self.call.receive(message.bridge, codec.decode(_encoded(message)))
-                elif isinstance(message, Item):
-                    if not self.call.cancelled and not self.missed:
-                        return message
-                else:
-                    return self._end(message)
+            if self._backlog:
+                return self._deliver(self._backlog.popleft())
+            if self.ended:
+                raise self._error or self._error_after_end()
+            return self._deliver(self._hear())
+
+    def collect(self) -> None:
+        """Take what is left of a stream whose reader sleeps, at most until the deadline ends it.
+
+        The items that were sent in time, and the outcome, wait for `advance`.
+        """
+        with self._lock:
+            try:
+                while not self.ended:
+                    message = self._hear()
+                    self.ended = not isinstance(message, Item)
+                    self._backlog.append(message)
+            except BaseException as error:  # noqa: BLE001 - for the reader, after the items
+                self.ended, self._error = True, error
+
+    def _hear(self) -> Item | Result | Raised:
+        """Wait for the next message but events; items after a cancel or the deadline are dropped."""
+        while True:
+            message: Event | Item | Result | Raised = self._next_message()
+            if message.call != self.call.number:  # from a process that an earlier function left behind
+                continue
+            if isinstance(message, Event):
+                self.call.receive(message.bridge, codec.decode(_encoded(message)))
+            elif not isinstance(message, Item) or not (self.call.cancelled or self.missed):
+                return message
+
+    def _deliver(self, message: Item | Result | Raised) -> Item | Result:
+        return message if isinstance(message, Item) else self._end(message)
 
     def run_to_end(self) -> None:
         """Take what is left of a call nobody waits for any more, until its worker is free or gone."""
@@ -110,9 +144,12 @@ class Exchange:
                 f"{self.call.name} raised {message.summary} (the exception itself cannot be rebuilt "
                 f"in the main process: {reason})"
             )
-        if isinstance(error, GPUCancelled):
-            return ZeroGPUError(f"{self.call.name} raised GPUCancelled although nobody cancelled it")
         assert isinstance(error, BaseException)
+        if isinstance(error, _NOT_FOR_MAIN) or _is_group_of_such(error):
+            why = " although nobody cancelled it" if isinstance(error, GPUCancelled) else ""
+            replacement = ZeroGPUError(f"{self.call.name} raised {message.summary}{why}")
+            replacement.__cause__ = error
+            return replacement
         return error
 
     def _next_message(self) -> Any:
@@ -125,6 +162,8 @@ class Exchange:
                 except ChannelClosed:
                     self.worker.exited.wait(_EXIT_LIMIT)
                     self._fail()
+                except OSError as error:  # no memory or descriptors to map it
+                    raise ZeroGPUError(f"What {self.call.name} sent cannot be received: {error}") from error
             if self.worker.wake in fds:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self.worker.wake)
@@ -221,6 +260,11 @@ def wait_until_ready(worker: WorkerProcess, call: Call) -> None:
                 f"GPU worker {worker.number} was not ready after {START_LIMIT:g} s. What an "
                 "on_worker_start function does is probably stuck."
             )
+
+
+def _is_group_of_such(error: BaseException) -> bool:
+    """Whether it is a BaseExceptionGroup, which holds at least one error that is no Exception."""
+    return hasattr(error, "exceptions") and not isinstance(error, Exception)
 
 
 def _start_error(worker: WorkerProcess, message: StartFailed) -> WorkerCrashedError:

@@ -20,6 +20,8 @@ _STDOUT = b"\x1e"
 _TAIL = 30
 _LONGEST = 400
 _CHUNK = 64 * 1024
+_READS = 4
+"""Reads of one `pump`: what a full pipe holds, and not what is written meanwhile, which may never end."""
 
 
 _inherited: list[object] = []
@@ -83,7 +85,7 @@ class LogReader:
     def pump(self) -> bool:
         """Write out what has arrived; False at the end of the output."""
         with self._lock:
-            while self._fd >= 0:
+            for _ in range(_READS if self._fd >= 0 else 0):
                 try:
                     data = os.read(self._fd, _CHUNK)
                 except BlockingIOError:
@@ -96,7 +98,7 @@ class LogReader:
                     rest = _STDOUT if rest.startswith(_STDOUT) else b""
                 self._rest = rest
                 self._write(lines)
-            return False
+            return self._fd >= 0
 
     def last_lines(self) -> str:
         """The last lines that the worker wrote, for an error message."""

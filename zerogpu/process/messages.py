@@ -119,18 +119,21 @@ class Event(NamedTuple):
 
     bridge: int
     payload: Encoded | Payload
+    call: int = 0
 
 
 class Item(NamedTuple):
     """One item of a stream."""
 
     payload: Encoded | Payload
+    call: int = 0
 
 
 class Result(NamedTuple):
     """The function returned; for a stream, it is exhausted."""
 
     payload: Encoded | Payload
+    call: int = 0
 
 
 class Raised(NamedTuple):
@@ -138,3 +141,4 @@ class Raised(NamedTuple):
 
     payload: Encoded | Payload
     summary: str
+    call: int = 0

@@ -196,7 +196,10 @@ class Supervisor:
             else:
                 self._workers[worker.number] = worker
                 return
-        raise ZeroGPUError("The app is shutting down: no new GPU worker is started.")
+        raise ZeroGPUError(
+            "No GPU worker can be started: the app is shutting down, or the processes that start workers "
+            "were killed. In the second case, call again."
+        )
 
     def end(self, worker: WorkerProcess, number: int) -> None:
         """Send a signal to a worker's session; SIGKILL reaches all its descendants."""

@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import traceback
+from functools import partial
 from typing import Any, NoReturn
 
 from ..errors import GPUCancelled, NotPicklableError
@@ -127,6 +128,7 @@ class Worker:
         self._lock = threading.Lock()
         self._call: int | None = None
         self._cancelled = False
+        self._process = os.getpid()
         self._finished = threading.Event()
         self._status = 0
         self._user = threading.Thread(target=self._serve, name="zerogpu-user", daemon=True)
@@ -214,9 +216,11 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - travels to the caller
             summary = "".join(traceback.format_exception_only(error)).strip()[:_SUMMARY]
             encoded = codec.encode_error(_without_our_frames(error), self._app.snapshot)
-            make = lambda payload: Raised(payload, summary)  # noqa: E731
+            make = partial(Raised, summary=summary)
         _flush()
-        self._channel.send_payload(make, encoded)
+        if os.getpid() != self._process:
+            os._exit(0)  # a child that the function forked has come back from it: the answer is the parent's
+        self._channel.send_payload(partial(make, call=start.call), encoded)
 
     def _finish(self) -> None:
         """No cancel may arrive after this: one that is on its way is taken here."""
@@ -236,10 +240,11 @@ class Worker:
         context = self._app.snapshot.context.copy()
         for variable, value in variables:
             context.run(variable.set, codec.decode(value))
-        return context.run(self._in_context, task, args, kwargs, views)
+        return context.run(self._in_context, start.call, task, args, kwargs, views)
 
     def _in_context(
         self,
+        call: int,
         task: Task,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -247,16 +252,16 @@ class Worker:
     ) -> tuple[Any, Encoded]:
         with contextlib.ExitStack() as stack:
             for index, payload in views:
-                send = lambda event, index=index: self._send_event(index, event)  # noqa: E731
+                send = partial(self._send_event, call, index)
                 stack.enter_context(self._app.bridges[index].enter(payload, send))
             if not task.kind.streams:
                 result = self._invoker.run(task, args, kwargs)
                 return Result, codec.encode(result, self._app.snapshot, "the result")
             with contextlib.closing(self._invoker.stream(task, args, kwargs)) as items:
-                self._send_items(items)
+                self._send_items(call, items)
             return Result, codec.encode(None, None, "the result")
 
-    def _send_items(self, items: Any) -> None:
+    def _send_items(self, call: int, items: Any) -> None:
         while True:
             self._credits.acquire()
             try:
@@ -265,15 +270,15 @@ class Worker:
                 return
             encoded = codec.encode(item, self._app.snapshot, "the item")
             _flush()
-            self._channel.send_payload(Item, encoded)
+            self._channel.send_payload(partial(Item, call=call), encoded)
 
-    def _send_event(self, bridge: int, event: Any) -> None:
+    def _send_event(self, call: int, bridge: int, event: Any) -> None:
         try:
             encoded = codec.encode(event, self._app.snapshot, "the event")
         except NotPicklableError:
             traceback.print_exc()
             return
-        self._channel.send_payload(lambda payload: Event(bridge, payload), encoded)
+        self._channel.send_payload(partial(Event, bridge, call=call), encoded)
 
 
 def _raise_in_thread(thread: threading.Thread, kind: type[BaseException] | None) -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..errors import GPUCancelled, QueueFullError, QueueTimeoutError
+from ..errors import GPUCancelled, QueueFullError, QueueTimeoutError, ZeroGPUError
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -65,6 +65,7 @@ class Scheduler:
         self._slots = [Slot(index) for index in range(settings.slots)]
         self._free = list(self._slots)
         self._waiters: deque[_Waiter] = deque()
+        self._held: list[Call] = []
 
     def acquire(self, call: Call) -> Lease:
         """Wait for a slot.
@@ -76,7 +77,7 @@ class Scheduler:
         """
         with self._lock:
             if self._free and not self._waiters:
-                return Lease(self._warmest(), call)
+                return self._lease(call)
         return self.wait(call, self.request(call))
 
     def wait(self, call: Call, future: Future[Lease]) -> Lease:
@@ -102,9 +103,11 @@ class Scheduler:
 
         Raises:
             QueueFullError: as many calls wait as the settings allow.
+            ZeroGPUError: the caller itself holds all slots.
         """
         waiter = _Waiter(call)
         with self._lock:
+            self._refuse_deadlock(call)
             most = self._settings.max_queue
             if not self._free and most and len(self._waiters) >= most:
                 raise QueueFullError(
@@ -117,6 +120,16 @@ class Scheduler:
         if call.cancelled:  # before on_cancel was set
             self._cancel(waiter)
         return waiter.future
+
+    def _refuse_deadlock(self, call: Call) -> None:
+        """A caller that reads streams on all slots would wait for itself. The lock is held."""
+        own = [held for held in self._held if held.task.kind.streams and held.caller is call.caller]
+        if call.caller is not None and len(own) == len(self._slots):
+            raise ZeroGPUError(
+                f"{call.name} was called while its caller still reads a stream of {own[0].name}, which holds "
+                "the GPU slot: both would wait for each other. Read the stream to its end first, call both "
+                "inside one GPU function, or set ZEROGPU_SLOTS=2."
+            )
 
     def withdraw(self, future: Future[Lease]) -> None:
         """Take back a request: it leaves the queue, or its lease is released."""
@@ -136,6 +149,7 @@ class Scheduler:
     def release(self, lease: Lease) -> None:
         """Give a slot back; the first in the queue gets it."""
         with self._lock:
+            self._held.remove(lease.call)
             self._free.append(lease.slot)
             self._grant()
 
@@ -168,9 +182,12 @@ class Scheduler:
             waiter = self._waiters.popleft()
             if not waiter.future.set_running_or_notify_cancel():
                 continue
-            slot = self._warmest()
             waiter.call.on_cancel = None
-            waiter.future.set_result(Lease(slot, waiter.call))
+            waiter.future.set_result(self._lease(waiter.call))
+
+    def _lease(self, call: Call) -> Lease:
+        self._held.append(call)
+        return Lease(self._warmest(), call)
 
     def _warmest(self) -> Slot:
         """The free slot used last among those with a warm worker, else any."""
