@@ -393,7 +393,6 @@ class TestErrors:
             StopIteration("stop"),
             torch.cuda.OutOfMemoryError("CUDA out of memory"),
             AssertionError(),
-            KeyboardInterrupt("from the function"),
         ],
     )
     def test_type_message_and_attributes_stay(self, error: BaseException) -> None:

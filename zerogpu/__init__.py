@@ -35,7 +35,7 @@ from .errors import (
     WorkerCrashedError,
     ZeroGPUError,
 )
-from .runtime import on_worker_start, refresh, shutdown, start, status
+from .lifecycle import on_worker_start, refresh, shutdown, start, status
 
 if TYPE_CHECKING:
     from .aoti import CapturedCall, CompiledGraph, aoti_apply, aoti_capture, aoti_compile

@@ -13,7 +13,6 @@ import atexit
 import contextvars
 import gc
 import os
-import sys
 import threading
 import time
 import weakref
@@ -23,16 +22,18 @@ from typing import Any
 
 from . import config
 from .bridge import registered
+from .caller import current_caller, is_served, would_block_a_loop
 from .errors import QueueTimeoutError, ZeroGPUError
-from .importing import is_importing, wait_for_imports
+from .importing import wait_for_imports
 from .inline import Inline, can_fork
 from .notices import warn_app
 from .process import codec
 from .process.app import App
 from .process.call import Call
 from .process.context import portable_context
+from .process.handle import WorkerProcess
 from .process.snapshot import Snapshot
-from .process.supervisor import Supervisor, WorkerProcess
+from .process.supervisor import Supervisor
 from .process.weights import WeightWatch
 from .process.worker import in_worker
 from .scheduling.scheduler import Lease, Scheduler
@@ -41,7 +42,7 @@ from .task import Kind, Task, all_tasks
 from .threads import in_thread, retrieve, submit
 from .watch import Watch
 
-__all__ = ["Runtime", "go_live", "on_worker_start", "refresh", "runtime", "shutdown", "start", "status"]
+__all__ = ["Runtime", "runtime"]
 
 _SMALL = (int, float, bool, str, bytes, type(None))
 
@@ -134,7 +135,7 @@ class Runtime:
         """
         seconds = task.options.seconds(args, kwargs)
         context = contextvars.copy_context()
-        supervisor = self._supervisor_for(task, _is_served() if served is None else served)
+        supervisor = self._supervisor_for(task, is_served() if served is None else served)
         try:
             app = supervisor.app if supervisor else self._startup_app(context)
             views = [(i, view) for i, bridge in enumerate(app.bridges) if (view := bridge.open())]
@@ -144,7 +145,7 @@ class Runtime:
                 grace=app.settings.grace,
                 payload=self._encode(app, task, args, kwargs, [(i, v.payload) for i, v in views]),
                 views=views,
-                caller=_caller(),
+                caller=current_caller(),
             )
             return Session(self, call, app, supervisor)
         except BaseException:
@@ -293,7 +294,7 @@ class Runtime:
 
     def _warn_of_blocked_loop(self, task: Task) -> None:
         """A plain function waits in its thread; in a server's event loop everybody waits with it."""
-        if task in self._warned or not _in_event_loop() or "ipykernel" in sys.modules or is_importing():
+        if task in self._warned or not would_block_a_loop():
             return
         self._warned.add(task)
         warn_app(
@@ -395,33 +396,6 @@ def _abandon_opened(opened: Future[Session]) -> None:
         opened.result().abandon()
 
 
-def _is_served() -> bool:
-    """Whether this call comes from a server: from a thread, or from inside an event loop.
-
-    A module that is being imported is not serving yet, even if a server's loop imports it. A notebook
-    runs its cells inside an event loop too, but each cell may change what the next call has to see.
-    """
-    if "ipykernel" in sys.modules or is_importing():
-        return False
-    return threading.current_thread() is not threading.main_thread() or _in_event_loop()
-
-
-def _caller() -> object:
-    """The asyncio task that runs, or the main thread; None in other threads, which servers share."""
-    if _in_event_loop():
-        return asyncio.current_task()
-    main = threading.main_thread()
-    return main if threading.current_thread() is main else None
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 def _renew_lock() -> None:
     """A thread that a fork does not copy may have held the lock; the child has to refuse its calls itself.
 
@@ -436,98 +410,3 @@ runtime = Runtime()
 atexit.register(runtime.shutdown)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
-
-
-def go_live() -> None:
-    """Called by the web framework's module when the app is about to serve."""
-    if not in_worker() and can_fork():
-        runtime.go_live()
-
-
-def start() -> None:
-    """Go live now: take the snapshot that all later calls share.
-
-    Only needed where nothing else says that the app is ready: `Blocks.launch` and
-    `gr.mount_gradio_app` do, and a server's first call does. After `shutdown`, it starts anew.
-
-    Raises:
-        ZeroGPUError: called in a child process of the app.
-
-    Example:
-        >>> import zerogpu
-        >>> zerogpu.start()
-        >>> zerogpu.status()["state"]
-        'live'
-    """
-    if not in_worker() and can_fork():
-        runtime.start()
-
-
-def refresh() -> None:
-    """Take a new snapshot, so that workers see the app as it is now.
-
-    Calls that run or wait go on undisturbed; old workers end when they have nothing to do. Before the
-    app is live there is nothing to do, since each call sees the app as it is.
-
-    Example:
-        >>> import zerogpu
-        >>> pipeline.load_lora_weights("style.safetensors")     # doctest: +SKIP
-        >>> zerogpu.refresh()
-    """
-    if not in_worker() and can_fork():
-        runtime.refresh()
-
-
-def shutdown() -> None:
-    """End all workers now and refuse later calls; runs by itself when the app exits.
-
-    Example:
-        >>> import zerogpu
-        >>> zerogpu.shutdown()
-    """
-    runtime.shutdown()
-
-
-def status() -> dict[str, Any]:
-    """What the runtime does now.
-
-    Returns:
-        ``state`` (startup, live, stopped, inline, or worker when called in one), ``device``, ``slots``,
-        ``waiting`` (calls in the queue) and ``workers``, each with its number, process id, whether it is
-        ready, and the bytes of memory that are its own.
-
-    Example:
-        >>> import zerogpu
-        >>> sorted(zerogpu.status())
-        ['device', 'slots', 'state', 'waiting', 'workers']
-    """
-    return runtime.status()
-
-
-def on_worker_start(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Run `function` once in each new worker, before its first call and outside the charged time.
-
-    For handles that must be built where the device is: onnxruntime sessions, llama.cpp models. Keep
-    them in a global; it lives as long as the worker.
-
-    Args:
-        function: called without arguments. If it raises, the call that waits gets WorkerCrashedError.
-
-    Returns:
-        The function itself, so that this can be a decorator.
-
-    Raises:
-        TypeError: not callable.
-
-    Example:
-        >>> from zerogpu import on_worker_start
-        >>> session = None
-        >>> @on_worker_start
-        ... def load():
-        ...     global session
-        ...     session = object()      # onnxruntime.InferenceSession(...)
-    """
-    if not callable(function):
-        raise TypeError(f"on_worker_start() needs a function, not {function!r}")
-    runtime.start_functions.append(function)
-    return function

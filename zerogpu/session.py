@@ -18,8 +18,9 @@ from .process import codec
 from .process.app import App
 from .process.call import Call
 from .process.exchange import Exchange, wait_until_ready
+from .process.handle import WorkerProcess
 from .process.messages import Encoded, Item, Result
-from .process.supervisor import Supervisor, WorkerProcess
+from .process.supervisor import Supervisor
 from .scheduling.scheduler import Lease
 from .threads import submit
 

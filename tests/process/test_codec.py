@@ -10,6 +10,7 @@ import datetime
 import decimal
 import enum
 import importlib
+import importlib.util
 import io
 import json
 import os
@@ -17,9 +18,11 @@ import subprocess
 import sys
 import threading
 import traceback
+import types
 import urllib.error
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -280,21 +283,88 @@ def test_values_of_known_classes_arrive_equal(value: object) -> None:
     assert type(arrived) is type(value)
 
 
-def test_what_a_module_imported_after_the_snapshot_defines_goes_by_value(tmp_path, monkeypatch) -> None:
-    (tmp_path / "came_later.py").write_text(
-        "BASE = 40\n"
-        "class Thing:\n    def value(self): return BASE + 2\n"
-        "def function(): return Thing().value()\n"
+LATE = (
+    "BASE = 40\nclass Thing:\n    def value(self): return BASE + 2\ndef function(): return Thing().value()\n"
+)
+READER = "import sys, pickle; f, t = pickle.load(sys.stdin.buffer); print(f(), t.value(), type(t).__module__)"
+
+
+def read_elsewhere(encoded: Encoded) -> list[bytes]:
+    """What a process that shares nothing with this one makes of a function and an instance."""
+    root = str(Path(__file__).parents[2])
+    answer = subprocess.run(
+        [sys.executable, "-c", READER],
+        input=bytes(encoded.data),
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": root},
     )
+    return answer.stdout.split()
+
+
+def test_a_module_from_a_folder_that_only_one_side_has_on_its_path_arrives(tmp_path, monkeypatch) -> None:
+    (tmp_path / "came_later.py").write_text(LATE)
     snapshot = Snapshot()
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("came_later")
     encoded = codec.encode([module.function, module.Thing()], snapshot, "the value")
-    reader = "import sys, pickle; f, t = pickle.load(sys.stdin.buffer); print(f(), t.value())"
-    answer = subprocess.run(
-        [sys.executable, "-c", reader], input=bytes(encoded.data), capture_output=True, check=True
-    )
-    assert answer.stdout.split() == [b"42", b"42"]
+    assert read_elsewhere(encoded) == [b"42", b"42", b"came_later"]
+    assert there_and_back(module, snapshot) is module
+    monkeypatch.delitem(sys.modules, "came_later")
+
+
+@pytest.mark.parametrize("made", ["in code", "from a file by path"])
+def test_what_no_import_finds_goes_by_value(tmp_path, monkeypatch, made: str) -> None:
+    file = tmp_path / "unfindable.py"
+    file.write_text(LATE)
+    spec = importlib.util.spec_from_file_location("unfindable", file)
+    module = importlib.util.module_from_spec(spec)
+    if made == "in code":
+        module = types.ModuleType("unfindable")
+    snapshot = Snapshot()
+    monkeypatch.setitem(sys.modules, "unfindable", module)
+    exec(LATE, vars(module))
+    before = cloudpickle.list_registry_pickle_by_value()
+    encoded = codec.encode([module.function, module.Thing()], snapshot, "the value")
+    assert read_elsewhere(encoded)[:2] == [b"42", b"42"]
+    assert cloudpickle.list_registry_pickle_by_value() == before
+
+
+@pytest.mark.parametrize("name", ["fractions.Fraction", "pandas.DataFrame", "scipy.sparse.eye_array"])
+def test_what_a_library_imported_after_the_snapshot_defines_is_the_library_s(name: str) -> None:
+    folder, _, attribute = name.rpartition(".")
+    thing = getattr(pytest.importorskip(folder), attribute)
+    snapshot = Snapshot()
+    library = folder.partition(".")[0]
+    snapshot.modules = frozenset(m for m in sys.modules if m.partition(".")[0] != library)
+    value = thing(3) if name != "pandas.DataFrame" else thing({"a": [1, 2]})
+    arrived = there_and_back([thing, value], snapshot)
+    assert arrived[0] is thing
+    assert type(arrived[1]) is type(value)
+
+
+def test_an_instance_from_a_module_that_only_the_function_imports(app, tmp_path, monkeypatch) -> None:
+    from zerogpu import gpu
+
+    (tmp_path / "only_there.py").write_text("class Thing:\n    value = 42\nclass BadError(Exception): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    @gpu
+    def function(fails: bool) -> object:
+        import only_there
+
+        if fails:
+            raise only_there.BadError(1)
+        return only_there.Thing()
+
+    app()
+    result = function(False)
+    with pytest.raises(Exception, match="1") as caught:
+        function(True)
+    module = importlib.import_module("only_there")
+    assert type(result) is module.Thing
+    assert caught.type is module.BadError
+    monkeypatch.delitem(sys.modules, "only_there")
 
 
 def test_many_large_buffers_fit_in_one_message() -> None:
@@ -361,6 +431,48 @@ class OwnReduceError(Exception):
         return OwnReduceError, (self.data,)
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenSlotsError(Exception):
+    __slots__ = ("code",)
+    code: int
+
+
+class LockedError(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RuntimeError("locked")
+
+
+class OwnArgsError(Exception):
+    @property
+    def args(self) -> tuple[object, ...]:  # type: ignore[override]
+        return ("property",)
+
+
+class BadReduceError(Exception):
+    """Its `__reduce__` names a constructor that does not take this."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return BadReduceError, ()
+
+
+class DropsItsLockError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code, self.lock = code, threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return DropsItsLockError, (self.code,)
+
+
 def raised(error: BaseException) -> BaseException:
     """The error as it looks after it was raised and caught."""
     try:
@@ -378,6 +490,11 @@ ERRORS = [
     OwnNewError(1, 2),
     OwnOSError("/x"),
     OwnReduceError(5),
+    FrozenError(3),
+    FrozenSlotsError(4),
+    LockedError("text"),
+    OwnArgsError("text"),
+    BadReduceError(6),
     OSError(13, "denied", "/file"),
     OSError(2, "gone", "/a", None, "/b"),
     FileNotFoundError(2, "gone", "/file"),
@@ -507,6 +624,53 @@ def test_an_exception_that_holds_itself_and_a_lock_arrives() -> None:
     error.me = error
     arrived = codec.decode(codec.encode_error(raised(error), None))
     assert "lock" in str(arrived.args[1])
+
+
+@pytest.mark.parametrize("kind", [FrozenError, FrozenSlotsError, LockedError, OwnArgsError])
+def test_exceptions_that_cannot_be_set_arrive_with_what_can_travel(kind: type[BaseException]) -> None:
+    error = kind(threading.Lock())
+    vars(error)["lock"] = threading.Lock()
+    arrived = codec.decode(codec.encode_error(raised(error), None))
+    assert type(arrived) is kind
+    assert "lock" in arrived.lock
+    assert "in raised" in str(arrived.__cause__)
+
+
+def test_a_class_that_says_how_it_is_pickled_is_asked() -> None:
+    error = DropsItsLockError(3)
+    error.seen = "later"
+    arrived = codec.decode(codec.encode_error(raised(error), None))
+    assert type(arrived) is DropsItsLockError
+    assert (arrived.code, str(arrived), arrived.seen) == (3, "code 3", "later")
+    assert type(arrived.lock) is type(threading.Lock())
+
+
+def test_a_validation_error_of_pydantic_stays_one() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    with pytest.raises(pydantic.ValidationError) as caught:
+        pydantic.TypeAdapter(int).validate_python("x")
+    arrived = codec.decode(codec.encode_error(caught.value, None))
+    assert type(arrived) is pydantic.ValidationError
+    assert arrived.errors() == caught.value.errors()
+
+
+@pytest.mark.parametrize("kind", [FrozenError, LockedError, OwnArgsError])
+def test_exceptions_that_cannot_be_set_leave_the_worker_alive(app, kind: type[BaseException]) -> None:
+    from zerogpu import gpu
+
+    @gpu
+    def function() -> None:
+        raise kind(5)
+
+    pid = gpu(os.getpid)
+    app()
+    before = pid()
+    try:
+        function()
+    except BaseException as error:  # noqa: BLE001 - pytest.raises would set what cannot be set
+        caught = error
+    assert type(caught) is kind
+    assert pid() == before
 
 
 def test_a_local_exception_class_arrives_with_what_it_defines() -> None:

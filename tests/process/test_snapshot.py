@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
+import dataclasses
+import datetime
+import functools
 import gc
+import io
+import itertools
+import pathlib
 import pickle
+import random
+import re
 import sys
+import threading
 import types
 
 import numpy as np
@@ -216,9 +226,184 @@ def test_a_library_object_that_cannot_be_compared_does_not_break_the_snapshot() 
 
 
 def re_pattern() -> object:
-    import re
-
     return re.compile("a")
+
+
+# -- what may have changed unseen ------------------------------------------------------------------------
+
+
+class Slotted:
+    __slots__ = ("model", "steps", "unset")
+
+    def __init__(self) -> None:
+        self.model, self.steps = torch.nn.Linear(1, 1), 4
+
+
+def test_slots_are_part_of_the_state() -> None:
+    @dataclasses.dataclass(slots=True)
+    class Data:
+        model: object
+        steps: int = 4
+
+    for handle in (Slotted(), Data(torch.nn.Linear(1, 1))):
+        snapshot = Snapshot()
+        assert snapshot.reference(handle) is not None
+        handle.steps = 5
+        assert snapshot.holds(handle)
+        assert snapshot.reference(handle) is None
+
+
+UNSEEN = {
+    "random": lambda: random.Random(1),
+    "a method of random": lambda: random.Random(1).random,
+    "itertools": lambda: itertools.count(),
+    "PIL": lambda: pytest.importorskip("PIL.Image").new("L", (1, 1)),
+    "torch.Generator": lambda: torch.Generator(),
+    "iterator": lambda: iter([1]),
+    "BytesIO": lambda: io.BytesIO(),
+    "partial": lambda: functools.partial(len, random.Random(1)),
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_a_handle_with_a_part_that_may_change_unseen_goes_by_value(what: str) -> None:
+    pipeline = Pipeline()
+    pipeline.part = UNSEEN[what]()
+    assert Snapshot().reference(pipeline) is None
+
+
+SEEN = {
+    "lock": threading.Lock,
+    "event": threading.Event,
+    "dtype": lambda: torch.float16,
+    "device": lambda: torch.device("cpu"),
+    "size": lambda: torch.Size([1]),
+    "path": lambda: pathlib.Path("/a"),
+    "date": lambda: datetime.date(2020, 1, 1),
+    "pattern": lambda: re.compile("a"),
+    "range": lambda: range(3),
+    "enum": lambda: re.RegexFlag.A,
+    "defaultdict": lambda: collections.defaultdict(list, a=[1]),
+    "ordered": lambda: collections.OrderedDict(a=1),
+    "function": lambda: len,
+    "partial": lambda: functools.partial(len, [1]),
+    "user dict": lambda: collections.UserDict(a=1),
+    "sentinel": object,
+    "namespace": lambda: types.SimpleNamespace(a=1),
+}
+
+
+@pytest.mark.parametrize("what", SEEN)
+def test_a_handle_with_parts_that_do_not_change_unseen_goes_by_reference(what: str) -> None:
+    pipeline = Pipeline()
+    pipeline.part = SEEN[what]()
+    assert Snapshot().reference(pipeline) is not None
+
+
+def test_a_changed_attribute_of_a_containers_class_or_a_user_dict_is_seen() -> None:
+    class Names(list):
+        pass
+
+    for part, change in (
+        (Names("a"), lambda p: setattr(p, "extra", 1)),
+        (collections.UserDict(a=1), lambda p: p.update(a=2)),
+        (collections.OrderedDict(a=1, b=2), lambda p: p.move_to_end("a")),
+    ):
+        pipeline = Pipeline()
+        pipeline.part = part
+        snapshot = Snapshot()
+        assert snapshot.reference(pipeline) is not None
+        change(part)
+        assert snapshot.reference(pipeline) is None
+
+
+def test_a_local_function_whose_variables_or_defaults_were_bound_anew_goes_by_value() -> None:
+    def make() -> tuple[types.FunctionType, types.FunctionType]:
+        count = [0]
+
+        def function(a: int = 1, *, b: int = 2) -> object:
+            return count, a, b
+
+        def rebind() -> None:
+            nonlocal count
+            count = [1]
+
+        return function, rebind
+
+    changes = (
+        lambda f, rebind: rebind(),
+        lambda f, rebind: setattr(f, "__defaults__", (5,)),
+        lambda f, rebind: f.__kwdefaults__.update(b=5),
+    )
+    for change in changes:
+        function, rebind = make()
+        snapshot = Snapshot()
+        assert snapshot.reference(function) is not None
+        change(function, rebind)
+        assert snapshot.reference(function) is None
+
+
+def test_odd_objects_do_not_break_the_snapshot() -> None:
+    class Meta(type):
+        def __getattr__(cls, name: str) -> object:
+            raise KeyError(name)
+
+        def __eq__(cls, other: object) -> bool:
+            raise KeyError("eq")
+
+        def __hash__(cls) -> int:
+            raise KeyError("hash")
+
+    class OddClass(metaclass=Meta):
+        pass
+
+    class OddModule:
+        @property
+        def __module__(self) -> str:
+            raise KeyError("module")
+
+    class Liar:
+        @property
+        def __class__(self) -> type:
+            raise KeyError("class")
+
+    class WithLiar:
+        liar = Liar()
+
+    class Sized(list):
+        def __len__(self) -> int:
+            raise KeyError("len")
+
+        def __iter__(self) -> object:
+            raise KeyError("iter")
+
+    pipeline = Pipeline()
+    pipeline.parts = [OddClass(), OddModule(), WithLiar(), Sized([1])]
+    odd = [OddClass(), OddModule(), WithLiar(), Sized(), pipeline]
+    snapshot = Snapshot()
+    for value in odd:
+        snapshot.reference(value)
+    assert snapshot.reference(pipeline) is not None
+    list.append(pipeline.parts[3], 2)
+    assert snapshot.reference(pipeline) is None
+
+
+def test_sentinels_keep_their_identity() -> None:
+    module = types.ModuleType("an_app")
+    module.__file__ = "/srv/an_app.py"
+    module.MISSING = object()
+    default = object()
+
+    @gpu
+    def function(a: object = default) -> None: ...
+
+    sys.modules["an_app"] = module
+    try:
+        snapshot = Snapshot(all_tasks())
+        for sentinel in (module.MISSING, default):
+            assert codec.decode(codec.encode([sentinel], snapshot, "it"))[0] is sentinel
+    finally:
+        del sys.modules["an_app"]
 
 
 # -- through calls ---------------------------------------------------------------------------------------

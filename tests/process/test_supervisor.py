@@ -13,7 +13,7 @@ import pytest
 
 import zerogpu
 from zerogpu import WorkerCrashedError, ZeroGPUError, gpu, refresh, status
-from zerogpu.process import supervisor, zygote
+from zerogpu.process import handle, zygote
 from zerogpu.runtime import runtime
 
 from .waiting import alive, eventually
@@ -220,7 +220,7 @@ def test_shutdown_fails_running_calls_and_leaves_no_process_or_descriptor(app, t
 
 
 def test_a_worker_that_does_not_quit_is_killed(app, monkeypatch) -> None:
-    monkeypatch.setattr(supervisor, "_QUIT_TIME", 0.3)
+    monkeypatch.setattr(handle, "QUIT_TIME", 0.3)
 
     @gpu
     def leave_a_thread_that_holds_the_gil() -> int:

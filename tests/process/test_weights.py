@@ -17,6 +17,9 @@ class Net(torch.nn.Module):
         super().__init__()
         self.layer = torch.nn.Linear(2, 2)
         self.norm = torch.nn.BatchNorm1d(2)
+        self.scale = 1.0
+        self.shape = (1, 2)
+        self._cached = 0
 
 
 CHANGES = {
@@ -26,6 +29,11 @@ CHANGES = {
     "load_state_dict": (lambda n: n.load_state_dict(Net().state_dict()), "of Linear"),
     "buffer": (lambda n: n.norm.running_mean.add_(1), "'running_mean' of BatchNorm1d"),
     "new module": (lambda n: setattr(n, "adapter", torch.nn.Linear(1, 1)), "'adapter' of Net"),
+    "eval": (lambda n: n.eval(), "'training' of "),
+    "plain attribute": (lambda n: setattr(n, "scale", 3), "'scale' of Net"),
+    "tuple attribute": (lambda n: setattr(n, "shape", (1, 3)), "'shape' of Net"),
+    "new attribute": (lambda n: setattr(n, "name", "a"), "'name' of Net"),
+    "removed attribute": (lambda n: delattr(n, "scale"), "'scale' of Net"),
     "removed module": (lambda n: delattr(n, "norm"), "'norm' of Net"),
     "replaced module": (lambda n: setattr(n, "layer", torch.nn.Linear(2, 2)), "'layer' of Net"),
 }
@@ -52,6 +60,9 @@ def test_using_a_module_is_no_change() -> None:
     watch = WeightWatch()
     net.norm(net.layer(torch.ones(3, 2))).sum().backward()
     net.requires_grad_(False)
+    net.eval()
+    net._cached = 1
+    net.scale = float("1")
     assert watch._look() is None
 
 

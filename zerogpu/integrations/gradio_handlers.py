@@ -20,7 +20,7 @@ import gradio.block_function
 import gradio.blocks
 import gradio.routes
 
-from .. import decorator, runtime
+from .. import decorator, lifecycle
 from ..errors import (
     GPUCancelled,
     QueueFullError,
@@ -77,7 +77,7 @@ def _mount(original: Callable[..., Any], app: Any, blocks: gradio.Blocks, *args:
 def _go_live(blocks: gradio.Blocks) -> None:
     gradio_wire.served.add(blocks)
     if decorator.anything_decorated():
-        runtime.go_live()
+        lifecycle.go_live()
 
 
 def _block_function(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:

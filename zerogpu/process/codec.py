@@ -1,7 +1,8 @@
 """Codec: how arguments, results and errors become bytes and buffers, and objects again.
 
-Pickle protocol 5 with cloudpickle for functions and classes that have no importable name; tensors through
-`tensors`; what a snapshot holds by reference; exceptions with all their attributes and their traceback.
+Pickle protocol 5 with cloudpickle for functions and classes that have no importable name (`names` knows
+which); tensors through `tensors`; what a snapshot holds by reference; exceptions through `exceptions`,
+with all their attributes and their traceback.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import contextlib
 import inspect
 import io
 import pickle
-import sys
 import traceback
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
 from ..errors import NotPicklableError, ZeroGPUError
-from . import tensors
+from . import exceptions, names, tensors
 from .buffers import LARGE
 from .culprit import find_culprit
+from .exceptions import WorkerTraceback
 from .messages import Encoded
 from .snapshot import Snapshot, snapshot_number
 
@@ -112,20 +113,31 @@ def decode(encoded: Encoded) -> Any:
 
 def encode_error(error: BaseException, snapshot: Snapshot | None) -> Encoded:
     """Pickle an exception with its attributes; what of it cannot travel becomes its repr."""
-    trace = "".join(traceback.format_exception(error))
-    _last_cause(error).__cause__ = WorkerTraceback(trace)
-    with contextlib.suppress(NotPicklableError):
-        return encode(error, snapshot, "the exception")
-    _make_portable(error, snapshot)
-    error.__cause__, error.__context__ = WorkerTraceback(trace), None
-    with contextlib.suppress(NotPicklableError):
-        return encode(error, snapshot, "the exception")
+    trace = WorkerTraceback(exceptions.text_of(error))
+    last = exceptions.last_cause(error)
+    exceptions.set_links(last, trace, last.__context__)
+    encoded = _try_error(error, snapshot)
+    if encoded is None:
+        _make_portable(error, snapshot)
+        exceptions.set_links(error, trace, None)
+        encoded = _try_error(error, snapshot)
+    if encoded is not None:
+        return encoded
     text = "".join(traceback.format_exception_only(error)).strip()
     replacement = ZeroGPUError(
         f"The function raised {text} (an exception that cannot be sent between processes)"
     )
-    replacement.__cause__ = error.__cause__
+    replacement.__cause__ = trace
     return encode(replacement, None, "the exception")
+
+
+def _try_error(error: BaseException, snapshot: Snapshot | None) -> Encoded | None:
+    """Pickle an exception the way its class wants it, or else our way; None if neither works."""
+    for own in (True, False):
+        buffers: list[memoryview] = []
+        with contextlib.suppress(Exception):
+            return Encoded(_dump(error, snapshot, buffers, own), tuple(buffers))
+    return None
 
 
 def _make_portable(
@@ -136,7 +148,7 @@ def _make_portable(
     def portable(value: Any) -> Any:
         if isinstance(value, BaseException) and id(value) not in inside:
             _make_portable(value, snapshot, inside)
-            value.__cause__ = value.__context__ = None
+            exceptions.set_links(value, None, None)
         try:
             encode(value, snapshot, "the value")
         except NotPicklableError:
@@ -145,27 +157,14 @@ def _make_portable(
 
     for part in error.exceptions if isinstance(error, _GROUP) else ():
         portable(part)
-    error.args = tuple(map(portable, error.args))
-    vars(error).update({name: portable(value) for name, value in vars(error).items()})
-    _set_members(error, {name: portable(value) for name, value in _members(error).items()})
+    exceptions.set_args(error, tuple(map(portable, exceptions.args_of(error))))
+    attributes = exceptions.attributes_of(error)
+    attributes.update({name: portable(value) for name, value in attributes.items()})
+    members = exceptions.members_of(error)
+    exceptions.set_members(error, {name: portable(value) for name, value in members.items()})
 
 
-class WorkerTraceback(Exception):  # noqa: N818 - not an error: the cause that shows where one happened
-    """The cause of an exception that a function raised in a worker: its traceback there, as text."""
-
-    def __str__(self) -> str:
-        return f"\n\n{self.args[0].rstrip()}" if self.args else ""
-
-
-def _last_cause(error: BaseException) -> BaseException:
-    seen = {id(error)}
-    while error.__cause__ is not None and id(error.__cause__) not in seen:
-        error = error.__cause__
-        seen.add(id(error))
-    return error
-
-
-def _dump(value: Any, snapshot: Snapshot | None, buffers: list[memoryview]) -> bytes:
+def _dump(value: Any, snapshot: Snapshot | None, buffers: list[memoryview], own: bool = True) -> bytes:
     def beside(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
         if view.nbytes < LARGE or len(buffers) == _MOST_BUFFERS:
@@ -174,16 +173,17 @@ def _dump(value: Any, snapshot: Snapshot | None, buffers: list[memoryview]) -> b
         return False
 
     file = io.BytesIO()
-    _Pickler(file, snapshot, beside).dump(value)
+    _Pickler(file, snapshot, beside, own).dump(value)
     return file.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with references, tensors and exceptions of our own."""
 
-    def __init__(self, file: io.BytesIO, snapshot: Snapshot | None, beside: Any) -> None:
+    def __init__(self, file: io.BytesIO, snapshot: Snapshot | None, beside: Any, own: bool) -> None:
         super().__init__(file, protocol=5, buffer_callback=beside)
         self._snapshot = snapshot
+        self._own_reductions = own
         self._memories: dict[int, Any] = {}
 
     def reducer_override(self, obj: Any) -> Any:
@@ -191,71 +191,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             reference = self._snapshot.reference(obj)
             if reference is not None:
                 return _resolve, (self._snapshot.number, reference)
-            if isinstance(obj, (FunctionType, type)):
-                self._know_by_value(obj)
+            if isinstance(obj, (FunctionType, type, ModuleType)):
+                reduced = names.reduce_late(obj, self, self._snapshot.modules)
+                if reduced is not None:
+                    return reduced
         if tensors.is_tensor(obj):
             reduced = tensors.reduce_tensor(obj, self._memories)
             if reduced is not None:
                 return reduced
         elif isinstance(obj, BaseException):
-            return _reduce_exception(obj)
+            return exceptions.reduce_exception(obj, self._own_reductions)
         return super().reducer_override(obj)
-
-    def _know_by_value(self, obj: FunctionType | type) -> None:
-        """A module imported after the snapshot is unknown there: what it defines goes by value."""
-        name = obj.__module__
-        if name and self._snapshot is not None and name not in self._snapshot.modules:
-            module = sys.modules.get(name)
-            if module is not None and getattr(module, "__file__", None) is not None:
-                cloudpickle.register_pickle_by_value(module)
 
 
 def _resolve(number: int, reference: int) -> Any:
     return snapshot_number(number).resolve(reference)
-
-
-def _reduce_exception(error: BaseException) -> tuple[Any, ...]:
-    links = (error.__cause__, error.__context__, error.__suppress_context__)
-    state = (dict(vars(error)), _members(error), links)
-    return _rebuild_exception, (type(error), error.args), state, None, None, _restore_exception
-
-
-def _members(error: BaseException) -> dict[str, Any]:
-    """Attributes outside the exception's dictionary: slots, and those of builtin classes (`filename`)."""
-    mro = type(error).__mro__
-    found = {}
-    for cls in mro[: mro.index(BaseException)]:
-        for name, member in vars(cls).items():
-            if isinstance(member, (MemberDescriptorType, GetSetDescriptorType)) and not name.startswith("__"):
-                found[name] = getattr(error, name, None)
-    if isinstance(error, AttributeError):
-        found.pop("obj", None)  # whatever lacked the attribute: it explains nothing and may be large
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _set_members(error: BaseException, members: dict[str, Any]) -> None:
-    for name, value in members.items():
-        with contextlib.suppress(AttributeError, TypeError):  # read-only: made from args
-            setattr(error, name, value)
-
-
-def _rebuild_exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Make the exception without calling an `__init__` of its own, which may want other arguments."""
-    builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    try:
-        error = cls.__new__(cls, *args)
-        builtin.__init__(error, *args)  # type: ignore[misc]
-    except TypeError:
-        error = BaseException.__new__(cls)
-    error.args = error.args if cls is builtin else args
-    return error
-
-
-def _restore_exception(error: BaseException, state: tuple[dict[str, Any], dict[str, Any], Any]) -> None:
-    attributes, members, (cause, context, suppress) = state
-    vars(error).update(attributes)
-    _set_members(error, members)
-    error.__cause__, error.__context__, error.__suppress_context__ = cause, context, suppress
 
 
 def _not_picklable(value: Any, snapshot: Snapshot | None, what: str, error: Exception) -> NotPicklableError:

@@ -23,8 +23,8 @@ from ..errors import GPUCancelled, GPUTimeoutError, WorkerCrashedError, ZeroGPUE
 from . import codec
 from .call import Call
 from .channel import ChannelClosed
+from .handle import WorkerProcess, crash_error
 from .messages import Encoded, Event, Item, Raised, Ready, Result, Start, StartFailed
-from .supervisor import WorkerProcess, crash_error
 from .tree import kill_tree
 
 __all__ = ["Exchange", "wait_until_ready"]

@@ -10,17 +10,22 @@ What is in the table:
 - *handles*: objects that hold a module or tensor (pipelines), that have decorated methods, or that a
   global of the app's own code or a variable of a decorated function names (processors, tokenizers).
 
-A reference stands for the object **as it was**. A tensor written to since, or a handle whose attributes
-changed since, travels by value instead, so the receiver never sees an old state by silence.
+A reference stands for the object **as it was**. A tensor written to since, a handle whose attributes or
+slots changed since, or a function whose variables were bound anew travels by value instead, and so does a
+handle with a part that could change unseen (an array, a random generator). Three things stay references
+although they may have changed: modules (`WeightWatch` warns), classes, and parts that no pickle can hold.
+
+Nothing here may run code of the objects it looks at, and an odd object must not break the snapshot: types
+are read through `type`'s own descriptors, and what raises all the same travels by value.
 """
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import contextvars
+import functools
 import gc
 import itertools
-import operator
 import os
 import site
 import sys
@@ -30,16 +35,31 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .parts import (
+    BY_REFERENCE,
+    OWN,
+    Layout,
+    Parts,
+    attributes_of,
+    function_state,
+    identical,
+    is_by_reference,
+    library_of,
+    module_of,
+    mro,
+    namespace_of,
+    qualname_of,
+    tensor_state,
+)
+
 __all__ = ["BY_REFERENCE", "Snapshot", "snapshot_number"]
 
-BY_REFERENCE = "__zerogpu_by_reference__"
-"""A class with this attribute set to True has instances that never change after they are made."""
-
-_MAX_NODES = 20_000
-"""A handle with more parts than this travels by value: comparing it would cost more than sending it."""
-
-_OWN = __name__.partition(".")[0]
-"""This package. What it keeps of earlier snapshots must not become part of the next: each would be larger."""
+_VALUE_MODULES = frozenset(
+    {"_io", "_thread", "array", "asyncio", "builtins", "collections", "datetime", "decimal", "enum"}
+    | {"fractions", "io", "multiprocessing", "numpy", "pandas", "pathlib", "queue", "re", "scipy"}
+    | {"socket", "sqlite3", "threading", "uuid"}
+)
+"""Libraries whose objects are values, or belong to one process and must not seem to be shared."""
 
 _numbers = itertools.count(1)
 _tables: weakref.WeakValueDictionary[int, Snapshot] = weakref.WeakValueDictionary()
@@ -61,7 +81,13 @@ class Snapshot:
         frozen = gc.get_freeze_count()
         if frozen:  # frozen objects are not among gc.get_objects()
             gc.unfreeze()
-        _Scan(self._entries).run(tasks)
+        collects = gc.isenabled()
+        gc.disable()  # what is made here is kept: to look for garbage in between only costs time
+        try:
+            _Scan(self._entries).run(tasks)
+        finally:
+            if collects:
+                gc.enable()
         if frozen:
             gc.freeze()
         _tables[self.number] = self
@@ -74,9 +100,12 @@ class Snapshot:
     def reference(self, obj: object) -> int | None:
         """The name of `obj` on both sides of the fork; None when it has to travel by value."""
         entry = self._entries.get(id(obj))
-        if entry is None or entry.get() is not obj or not entry.unchanged(obj):
+        if entry is None or entry.get() is not obj:
             return None
-        return id(obj)
+        try:
+            return id(obj) if entry.unchanged(obj) else None
+        except Exception:  # noqa: BLE001 - an odd object: its value is safe
+            return None
 
     def resolve(self, reference: int) -> Any:
         """The object that `reference` names in this process.
@@ -99,18 +128,33 @@ def snapshot_number(number: int) -> Snapshot:
 class _Entry:
     """One object of the table: held weakly where possible, with what it takes to see a change."""
 
-    __slots__ = ("_state", "get")
+    __slots__ = ("_same", "_state", "get")
 
-    def __init__(self, obj: object, state: Callable[[Any], bool] | None) -> None:
+    def __init__(
+        self, obj: object, state: Any = None, same: Callable[[Any, Any], bool] | None = None
+    ) -> None:
         self.get: Callable[[], Any]
         try:
             self.get = weakref.ref(obj)
         except TypeError:
             self.get = lambda: obj
         self._state = state
+        self._same = same
 
     def unchanged(self, obj: object) -> bool:
-        return self._state is None or self._state(obj)
+        return self._same is None or self._same(obj, self._state)
+
+
+def _same_function(function: Any, state: tuple[Any, ...]) -> bool:
+    return identical(function_state(function), state)
+
+
+def _same_tensor(tensor: Any, state: tuple[int, ...]) -> bool:
+    return tensor_state(tensor) == state
+
+
+def _same_parts(obj: object, state: tuple[Parts, tuple[type, type]]) -> bool:
+    return Parts.of(obj, state[1]) == state[0]
 
 
 class _Scan:
@@ -119,23 +163,37 @@ class _Scan:
     def __init__(self, entries: dict[int, _Entry]) -> None:
         self._entries = entries
         torch = sys.modules.get("torch")
-        self._module_type: type = torch.nn.Module if torch else type("Nothing", (), {})
-        self._tensor_type: type = torch.Tensor if torch else type("Nothing", (), {})
-        self._kinds: dict[type, Callable[[Any], None] | None] = {}
-        self._heavy: dict[type, bool] = {}
+        nothing = type("Nothing", (), {})
+        self._heavy: tuple[type, type] = (torch.nn.Module, torch.Tensor) if torch else (nothing, nothing)
+        # By address, as a metaclass may have a hash of its own; kept so that no address is used again.
+        self._kinds: dict[int, Callable[[Any], None] | None] = {}
+        self._kept: list[type] = []
 
     def run(self, tasks: Iterable[Any]) -> None:
         for obj in gc.get_objects():
             kind = type(obj)
             try:
-                add = self._kinds[kind]
+                add = self._kinds[id(kind)]
             except KeyError:
-                add = self._kinds[kind] = self._adder(kind)
+                add = self._remember(kind)
             if add is not None:
-                add(obj)
+                with contextlib.suppress(Exception):
+                    add(obj)
         for obj in itertools.chain(_named_by_the_app(), *map(_named_by_function, tasks)):
-            if id(obj) not in self._entries and _may_be_handle(type(obj)):
-                self._add_handle(obj)
+            with contextlib.suppress(Exception):
+                if type(obj) is object:  # a sentinel: nothing but its identity
+                    self._add(obj)
+                elif id(obj) not in self._entries and _may_be_handle(type(obj)):
+                    self._add_handle(obj)
+
+    def _remember(self, kind: type) -> Callable[[Any], None] | None:
+        try:
+            add = self._adder(kind)
+        except Exception:  # noqa: BLE001 - an odd class: its instances travel by value
+            add = None
+        self._kept.append(kind)
+        self._kinds[id(kind)] = add
+        return add
 
     def _adder(self, kind: type) -> Callable[[Any], None] | None:
         """What to do with objects of this type; None for most, which travel by value."""
@@ -143,134 +201,59 @@ class _Scan:
             return self._add_function
         if issubclass(kind, type):
             return self._add_class
-        if issubclass(kind, self._tensor_type):
+        if issubclass(kind, self._heavy[1]):
             return self._add_tensor
-        if issubclass(kind, (self._module_type, contextvars.ContextVar)):
+        if issubclass(kind, (self._heavy[0], contextvars.ContextVar)):
             return self._add
-        if getattr(kind, BY_REFERENCE, False):
+        if is_by_reference(kind):
             return self._add
         if not _may_be_handle(kind):
             return None
-        if any(_is_decorated(value) for cls in kind.__mro__ for value in _values(cls)):
+        if any(_is_decorated(value) for cls in mro(kind) for value in attributes_of(cls).values()):
             return self._add_handle
         # Objects of the standard library are many, and none of them is a pipeline.
-        return None if _library_of(kind) in sys.stdlib_module_names else self._add_if_holder
+        if library_of(kind) in sys.stdlib_module_names:
+            return None
+        return functools.partial(self._add_if_holder, Layout(kind))
 
     def _add(self, obj: object) -> None:
-        self._entries[id(obj)] = _Entry(obj, None)
+        self._entries[id(obj)] = _Entry(obj)
 
     def _add_function(self, function: types.FunctionType) -> None:
         if function.__module__ == "__main__" or (
-            "<" in function.__qualname__ and not str(function.__module__).startswith(_OWN + ".")
+            "<" in function.__qualname__ and not str(function.__module__).startswith(OWN + ".")
         ):
-            self._add(function)
+            self._entries[id(function)] = _Entry(function, function_state(function), _same_function)
 
     def _add_class(self, cls: type) -> None:
-        if cls.__module__ == "__main__" or "<" in cls.__qualname__:
+        if module_of(cls) == "__main__" or "<" in qualname_of(cls):
             self._add(cls)
 
     def _add_tensor(self, tensor: Any) -> None:
-        state = _tensor_state(tensor)
+        state = tensor_state(tensor)
         if state is not None:
-            self._entries[id(tensor)] = _Entry(tensor, lambda t: _tensor_state(t) == state)
+            self._entries[id(tensor)] = _Entry(tensor, state, _same_tensor)
 
-    def _add_if_holder(self, obj: object) -> None:
-        for value in _values(obj):
-            if self._is_heavy(type(value)) or (
-                type(value) in (list, tuple, dict)
+    def _add_if_holder(self, layout: Layout, obj: object) -> None:
+        for value in layout.values(obj):
+            kind = type(value)  # never isinstance: a lazy proxy would run code to answer that
+            if issubclass(kind, self._heavy) or (
+                (kind is list or kind is tuple or kind is dict)
                 and len(value) < 100
-                and any(self._is_heavy(type(v)) for v in _elements(value))
+                and any(issubclass(type(v), self._heavy) for v in _elements(value))
             ):
                 self._add_handle(obj)
                 return
 
-    def _is_heavy(self, kind: type) -> bool:
-        """By type, never isinstance: a lazy proxy would run code to answer that."""
-        heavy = self._heavy.get(kind)
-        if heavy is None:
-            heavy = self._heavy[kind] = issubclass(kind, (self._module_type, self._tensor_type))
-        return heavy
-
     def _add_handle(self, obj: object) -> None:
-        heavy = (self._module_type, self._tensor_type)
-        parts = _Parts.of(obj, heavy)
+        heavy = self._heavy
+        parts = Parts.of(obj, heavy)
         if parts is not None:
-            self._entries[id(obj)] = _Entry(obj, lambda o: _Parts.of(o, heavy) == parts)
-
-
-def _tensor_state(tensor: Any) -> tuple[int, ...] | None:
-    """What changes when a tensor is written to or given other memory; None if that cannot be told."""
-    try:
-        return (tensor._version, tensor.data_ptr())
-    except (RuntimeError, NotImplementedError):  # inference tensors have no version; fakes no memory
-        return None
-
-
-class _Parts:
-    """The parts of a handle, flattened: equal lists of identical objects mean an unchanged handle.
-
-    The parts are kept alive, so that a new object never takes the address of a remembered one.
-    """
-
-    def __init__(self) -> None:
-        self._objects: list[Any] = []
-        self._states: list[Any] = []
-        self._seen: set[int] = set()
-
-    @classmethod
-    def of(cls, obj: object, heavy: tuple[type, type]) -> _Parts | None:
-        """The parts of `obj`; None when a part could change unseen or there are too many."""
-        parts = cls()
-        return parts if parts._add(obj, heavy) else None
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Parts)
-            and self._states == other._states
-            and len(self._objects) == len(other._objects)
-            and all(map(operator.is_, self._objects, other._objects))
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _add(self, obj: object, heavy: tuple[type, type]) -> bool:
-        self._objects.append(obj)
-        if len(self._objects) > _MAX_NODES:
-            return False
-        kind = type(obj)
-        if issubclass(kind, heavy):
-            if issubclass(kind, heavy[1]):
-                self._states.append(_tensor_state(obj))
-                return self._states[-1] is not None
-            return True
-        if id(obj) in self._seen:
-            return True
-        if issubclass(kind, (list, tuple, set, frozenset, dict, collections.deque)):
-            self._seen.add(id(obj))
-            elements = [*obj, *obj.values()] if isinstance(obj, dict) else list(obj)  # type: ignore[call-overload]
-            self._states.append(len(elements))
-            return all(self._add(element, heavy) for element in elements)
-        if _library_of(kind) in _UNSEEN:
-            return False
-        if _may_be_handle(kind):
-            self._seen.add(id(obj))
-            return all(self._add(value, heavy) for value in _values(obj))
-        return not issubclass(kind, (bytearray, memoryview))
-
-
-_UNSEEN = frozenset({"numpy", "array", "pandas", "scipy"})
-"""Libraries whose objects change in place without a trace: what holds one travels by value."""
-
-_VALUE_MODULES = frozenset(
-    {"array", "builtins", "collections", "datetime", "decimal", "enum", "fractions", "numpy"}
-    | {"pandas", "pathlib", "re", "scipy", "uuid"}
-    | {"_io", "_thread", "asyncio", "io", "multiprocessing", "queue", "socket", "sqlite3", "threading"}
-)
-"""Libraries whose objects are values, or belong to one process and must not seem to be shared."""
+            self._entries[id(obj)] = _Entry(obj, (parts, heavy), _same_parts)
 
 
 def _is_decorated(value: object) -> bool:
-    function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+    function = value.__func__ if issubclass(type(value), (classmethod, staticmethod)) else value  # type: ignore[attr-defined]
     return type(function) is types.FunctionType and "__zerogpu__" in vars(function)
 
 
@@ -278,29 +261,14 @@ def _may_be_handle(kind: type) -> bool:
     """Whether instances of this type can be handles; False for values, code and the runtime's own."""
     if issubclass(kind, (type, types.ModuleType, BaseException)):
         return False
-    library = _library_of(kind)
-    return library not in ("", _OWN) and library not in _VALUE_MODULES and not _is_plain_data(kind)
-
-
-def _library_of(kind: type) -> str:
-    """The top-level module of a class; empty where it does not say (proxies compute it per instance)."""
-    module = kind.__module__
-    return module.partition(".")[0] if isinstance(module, str) else ""
+    library = library_of(kind)
+    return library not in ("", OWN) and library not in _VALUE_MODULES and not _is_plain_data(kind)
 
 
 def _is_plain_data(kind: type) -> bool:
     return issubclass(
         kind, (int, float, complex, str, bytes, list, tuple, dict, set, frozenset, types.FunctionType)
     )
-
-
-def _values(obj: object) -> list[Any]:
-    """The values of an object's attributes, without running code of its class."""
-    try:
-        attributes = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return []
-    return list(attributes.values()) if isinstance(attributes, (dict, types.MappingProxyType)) else []
 
 
 def _elements(container: Any) -> Iterable[Any]:
@@ -317,7 +285,9 @@ def _named_by_function(task: Any) -> list[Any]:
         except ValueError:  # a variable that has no value yet
             continue
     bound = getattr(function, "__self__", None)
-    return [*found, *(getattr(function, "__defaults__", None) or ()), *([bound] if bound else [])]
+    found.extend(getattr(function, "__defaults__", None) or ())
+    found.extend((getattr(function, "__kwdefaults__", None) or {}).values())
+    return found if bound is None else [*found, bound]
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -332,9 +302,12 @@ def _named_by_the_app() -> list[Any]:
     libraries = _library_folders()
     found: list[Any] = []
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == _OWN:
+        if name.partition(".")[0] == OWN:
             continue
-        file = getattr(module, "__file__", None)
-        if name == "__main__" or (isinstance(file, str) and not file.startswith(libraries)):
-            found.extend(vars(module).values())
+        if not issubclass(type(module), types.ModuleType):
+            continue
+        names = namespace_of(module)
+        file = names.get("__file__")
+        if name == "__main__" or (type(file) is str and not file.startswith(libraries)):
+            found.extend(names.values())
     return found

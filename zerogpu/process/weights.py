@@ -15,11 +15,12 @@ _SHARE = 50
 
 
 class WeightWatch:
-    """Remembers the parameters and buffers of every module there is, and sees later changes.
+    """Remembers the parameters, buffers and plain attributes of every module, and sees later changes.
 
     It compares identity, memory address and version counter, so it sees in-place operations, assignment
     to ``.data``, ``load_state_dict`` and added or removed submodules; not a write through a numpy view
-    or in place through ``.data``, which torch does not count.
+    or in place through ``.data``, which torch does not count. Of the other attributes it compares
+    numbers, strings, None and tuples of these, such as ``training``, unless their name is private.
     """
 
     def __init__(self) -> None:
@@ -52,13 +53,21 @@ class WeightWatch:
         return None
 
 
-def _state(module: Any) -> dict[str, tuple[int, ...]]:
-    state: dict[str, tuple[int, ...]] = {}
-    for tensors in (module._parameters, module._buffers):
-        for name, tensor in tensors.items():
+_ATOMS = frozenset({bool, float, int, str, type(None)})
+
+
+def _state(module: Any) -> dict[str, tuple[Any, ...]]:
+    attributes: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    state: dict[str, tuple[Any, ...]] = {}
+    for name, value in attributes.items():
+        kind = type(value)
+        if name[:1] != "_" and (kind in _ATOMS or (kind is tuple and _ATOMS.issuperset(map(type, value)))):
+            state[name] = (kind, value)
+    for group in ("_parameters", "_buffers"):
+        for name, tensor in attributes.get(group, {}).items():
             if tensor is not None:
                 state[name] = (id(tensor), *_memory(tensor))
-    for name, child in module._modules.items():
+    for name, child in attributes.get("_modules", {}).items():
         state[name] = (id(child),)
     return state
 

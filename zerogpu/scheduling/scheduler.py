@@ -22,7 +22,7 @@ from ..errors import GPUCancelled, QueueFullError, QueueTimeoutError, ZeroGPUErr
 if TYPE_CHECKING:
     from ..config import Settings
     from ..process.call import Call
-    from ..process.supervisor import WorkerProcess
+    from ..process.handle import WorkerProcess
 
 __all__ = ["Lease", "Scheduler", "Slot"]
 
@@ -123,7 +123,8 @@ class Scheduler:
 
     def _refuse_deadlock(self, call: Call) -> None:
         """A caller that reads streams on all slots would wait for itself. The lock is held."""
-        own = [held for held in self._held if held.task.kind.streams and held.caller is call.caller]
+        streams = (held for held in self._held if held.task.kind.streams and not held.cancelled)
+        own = [held for held in streams if held.caller is call.caller]
         if call.caller is not None and len(own) == len(self._slots):
             raise ZeroGPUError(
                 f"{call.name} was called while its caller still reads a stream of {own[0].name}, which holds "
