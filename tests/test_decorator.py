@@ -432,7 +432,7 @@ class TestBadDurations:
         assert _no_worker_was_started()
 
     @pytest.mark.parametrize("function", [plain, items, awaited, async_items])
-    def test_its_own_error_reaches_the_caller_and_takes_no_worker(self, function: Any) -> None:
+    def test_an_error_of_its_own_names_the_function_and_takes_no_worker(self, function: Any) -> None:
         def estimate(_value: int) -> float:
             raise LookupError("no such size")
 
@@ -440,7 +440,8 @@ class TestBadDurations:
             return [item async for item in decorated(1)]
 
         decorated = gpu(duration=estimate)(function.__wrapped__)
-        with pytest.raises(LookupError, match="no such size"):
+        named = rf"duration callable of {function.__name__} raised LookupError: .*no such size"
+        with pytest.raises(ValueError, match=named):
             if function is plain:
                 decorated(1)
             elif function is items:

@@ -99,7 +99,7 @@ class TestDuration:
 
         options = check({"duration": estimate})
         assert options.duration is estimate
-        assert options.seconds((), {}) == 3.0
+        assert options.seconds((), {}, "f") == 3.0
 
     @given(st.floats())
     def test_a_float_is_taken_exactly_when_it_is_positive_and_finite(self, value: float) -> None:

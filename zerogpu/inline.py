@@ -41,7 +41,7 @@ class Inline:
                 self._warned = True
                 warn_app(
                     f"{sys.platform} cannot fork worker processes: GPU functions run inside the main "
-                    "process, without deadlines. Linux has both.",
+                    "process, and nothing ends them at their deadline. On Linux both are done.",
                 )
             while self._started < len(self._start_functions):
                 self._started += 1
@@ -50,7 +50,7 @@ class Inline:
     def run(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function and return what it returns: a value, generator, coroutine or async one."""
         if not in_worker():
-            task.options.seconds(args, kwargs)  # the same rules: a bad duration is an error here too
+            task.options.seconds(args, kwargs, task.name)  # the same rules: it is checked
         return task.function(*args, **kwargs)
 
     async def iterate(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Any]:

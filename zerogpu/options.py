@@ -44,15 +44,24 @@ class Options:
     max_batch_size: int = 8
     batch_wait: float = 0.01
 
-    def seconds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        """The duration of a call with these arguments, in seconds.
+    def seconds(self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> float:
+        """The duration of a call of function `name` with these arguments, in seconds.
 
         Raises:
-            TypeError, ValueError: the callable returned something that is not a duration.
+            TypeError, ValueError: the callable raised, or returned something that is not a duration.
         """
-        if callable(self.duration):
-            return seconds(self.duration(*args, **kwargs), "the duration callable's result")
-        return self.duration
+        if not callable(self.duration):
+            return self.duration
+        what = f"the duration callable of {name}"
+        try:
+            value = self.duration(*args, **kwargs)
+        except Exception as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(
+                f"{what} raised {type(error).__name__}: {error}. It gets the arguments of the call and "
+                "returns seconds."
+            ) from error
+        return seconds(value, f"{what}: the duration callable's result")
 
 
 def check(values: dict[str, Any]) -> Options:

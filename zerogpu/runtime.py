@@ -133,7 +133,7 @@ class Runtime:
             NotPicklableError: an argument that cannot travel.
             ZeroGPUError: the runtime is not to be used here and now.
         """
-        seconds = task.options.seconds(args, kwargs)
+        seconds = task.options.seconds(args, kwargs, task.name)
         context = contextvars.copy_context()
         supervisor = self._supervisor_for(task, is_served() if served is None else served)
         try:

@@ -42,7 +42,7 @@ if sync_playwright is None:
     MISSING = "playwright is not installed"
 elif shutil.which(CHROMIUM) is None:
     MISSING = f"there is no {CHROMIUM}"
-REQUIRED = os.environ.get("ZEROGPU_REQUIRE_BROWSER") == "1"
+REQUIRED = os.environ.get("REQUIRE_BROWSER_TESTS") == "1"
 
 pytestmark = [
     pytest.mark.browser,
@@ -79,7 +79,7 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if MISSING:
-        pytest.fail(f"ZEROGPU_REQUIRE_BROWSER=1, but {MISSING}")
+        pytest.fail(f"REQUIRE_BROWSER_TESTS=1, but {MISSING}")
     folder = tmp_path_factory.mktemp("semantic_search")
     port = free_port()
     environment = {

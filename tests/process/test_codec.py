@@ -777,3 +777,11 @@ def test_a_result_that_cannot_travel_names_the_path_and_keeps_the_worker(app) ->
     with pytest.raises(NotPicklableError, match=r"the result → \['pid'\]: _thread.lock"):
         function()
     assert pid() == before
+
+
+@pytest.mark.parametrize("mode", ["r", "w", "rb", "r+"])
+def test_an_open_file_does_not_travel_as_a_copy_of_its_text(tmp_path, mode: str) -> None:
+    path = tmp_path / "file"
+    path.write_text("text")
+    with path.open(mode) as file, pytest.raises(NotPicklableError, match="open file"):
+        codec.encode({"log": file}, None, "the argument")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import pytest
@@ -23,11 +24,11 @@ class Net(torch.nn.Module):
 
 
 CHANGES = {
-    "in place": (lambda n: n.layer.weight.add_(1), "'weight' of Linear"),
-    "data": (lambda n: setattr(n.layer.bias, "data", torch.ones(2)), "'bias' of Linear"),
+    "in place": (lambda n: n.layer.weight.add_(1), "'weight' of Net.layer"),
+    "data": (lambda n: setattr(n.layer.bias, "data", torch.ones(2)), "'bias' of Net.layer"),
     "new parameter": (lambda n: setattr(n.layer, "weight", torch.nn.Parameter(torch.ones(2, 2))), "'weight'"),
-    "load_state_dict": (lambda n: n.load_state_dict(Net().state_dict()), "of Linear"),
-    "buffer": (lambda n: n.norm.running_mean.add_(1), "'running_mean' of BatchNorm1d"),
+    "load_state_dict": (lambda n: n.load_state_dict(Net().state_dict()), "of Net.layer"),
+    "buffer": (lambda n: n.norm.running_mean.add_(1), "'running_mean' of Net.norm"),
     "new module": (lambda n: setattr(n, "adapter", torch.nn.Linear(1, 1)), "'adapter' of Net"),
     "eval": (lambda n: n.eval(), "'training' of "),
     "plain attribute": (lambda n: setattr(n, "scale", 3), "'scale' of Net"),
@@ -87,6 +88,7 @@ def test_looks_cost_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -
         return now[0]
 
     monkeypatch.setattr("zerogpu.process.weights.time.monotonic", clock)
+    monkeypatch.setattr("zerogpu.process.weights.time.thread_time", clock)
     for _ in range(40):
         watch.change()
     assert len(looks) == 1
@@ -113,7 +115,24 @@ def test_a_call_after_a_change_warns_once_until_refresh(app) -> None:
         assert read() == 0
     texts = [str(w.message) for w in caught if "was changed in the main process" in str(w.message)]
     assert len(texts) == 1
-    assert "'weight' of Linear" in texts[0]
+    assert "'weight' of Net.layer" in texts[0]
     assert "zerogpu.refresh()" in texts[0]
     refresh()
     assert read() == 4
+
+
+def test_a_tensor_in_a_global_of_the_app_is_watched(monkeypatch) -> None:
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "SCALE", torch.ones(3), raising=False)
+    watch = WeightWatch()
+    assert watch.change() is None
+    module.SCALE.fill_(2)
+    watch._next = 0
+    assert watch.change() == "the tensor 'SCALE'"
+
+
+def test_a_change_is_named_by_its_path() -> None:
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    watch = WeightWatch()
+    model[0][0].weight.data = torch.zeros(2, 2)
+    assert watch.change() == "'weight' of Sequential.0.0"

@@ -74,7 +74,7 @@ def aoti_apply(
     """
     if on_mismatch not in ("eager", "error"):
         raise ValueError(f"on_mismatch is 'eager' or 'error', not {on_mismatch!r}")
-    graphs = [compiled] if isinstance(compiled, CompiledGraph) else list(compiled)
+    graphs = [compiled] if isinstance(compiled, CompiledGraph) else list(compiled or ())
     if not graphs or not all(isinstance(graph, CompiledGraph) for graph in graphs):
         raise TypeError("aoti_apply takes a CompiledGraph or a list of them (see aoti_compile)")
     for graph in graphs:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ def aoti_compile(
     key = content_key(exported_program, chosen, constants, device)
 
     def make(folder: Path) -> None:
+        size = f"{len(exported_program.state_dict)} weights"
+        print(f"zerogpu: compiling a graph ({size}, {device}), once; it may take a minute", file=sys.stderr)
         _refuse_mutation(exported_program)
         _make_package(folder, exported_program, key, chosen, constants, device)
 

@@ -195,6 +195,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 reduced = names.reduce_late(obj, self, self._snapshot.modules)
                 if reduced is not None:
                     return reduced
+        if isinstance(obj, io.IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
+            raise TypeError("an open file belongs to its process")  # cloudpickle would copy its text
         if tensors.is_tensor(obj):
             reduced = tensors.reduce_tensor(obj, self._memories)
             if reduced is not None:
@@ -217,8 +219,8 @@ def _not_picklable(value: Any, snapshot: Snapshot | None, what: str, error: Exce
         return False
 
     path, part = find_culprit(value, fails)
+    advice = "Send plain data instead, or keep the object in a global, which the worker has already."
+    if what.startswith(("the result", "the item")):
+        advice = "Return plain data instead: numbers, text, arrays, tensors."
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
-    return NotPicklableError(
-        f"{what}{path}: {kind} cannot be sent to another process ({error}). "
-        "Send plain data instead, or keep the object in a global, which the worker has already."
-    )
+    return NotPicklableError(f"{what}{path}: {kind} cannot be sent to another process ({error}). {advice}")

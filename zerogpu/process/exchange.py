@@ -32,8 +32,8 @@ __all__ = ["Exchange", "wait_until_ready"]
 START_LIMIT = 600.0
 """Seconds in which a worker has to become ready, `on_worker_start` functions included."""
 
-_TERM_AT = 0.8
-"""The share of the grace time after which SIGTERM follows the cooperative cancel."""
+_TERM_BEFORE = 0.5
+"""Seconds before the end of the grace time at which SIGTERM comes; a fifth of it when that is shorter."""
 _LONGEST_POLL = 1e9
 """Milliseconds; poll(2) takes no more than an int of them, and a duration may be months."""
 _EXIT_LIMIT = 2.0
@@ -186,7 +186,7 @@ class Exchange:
             grace = self.call.grace
             self.worker.cancel(self.call.number)
             self._steps = [
-                (start + grace * _TERM_AT, signal.SIGTERM),
+                (start + grace - min(_TERM_BEFORE, grace / 5), signal.SIGTERM),
                 (start + grace, signal.SIGKILL),
                 (start + grace + _EXIT_LIMIT, 0),
             ]

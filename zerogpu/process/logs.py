@@ -19,6 +19,8 @@ __all__ = ["LogReader", "redirect_output"]
 _STDOUT = b"\x1e"
 _TAIL = 30
 _LONGEST = 400
+_NOISE = "Extension modules: "
+"""What faulthandler prints after a stack: hundreds of names that say nothing of the crash."""
 _CHUNK = 64 * 1024
 _READS = 4
 """Reads of one `pump`: what a full pipe holds, and not what is written meanwhile, which may never end."""
@@ -119,7 +121,8 @@ class LogReader:
         for line in lines:
             to_stdout = line.startswith(_STDOUT)
             text = line.replace(_STDOUT, b"").rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
-            self._tail.append(text[:_LONGEST])
+            if not text.startswith(_NOISE):
+                self._tail.append(text[:_LONGEST])
             stream = sys.stdout if to_stdout else sys.stderr
             with contextlib.suppress(ValueError, OSError, AttributeError):  # closed, full or None
                 stream.write(f"{self._prefix}{text}\n")

@@ -52,7 +52,7 @@ from .parts import (
     tensor_state,
 )
 
-__all__ = ["BY_REFERENCE", "Snapshot", "snapshot_number"]
+__all__ = ["BY_REFERENCE", "Snapshot", "app_globals", "snapshot_number"]
 
 _VALUE_MODULES = frozenset(
     {"_io", "_thread", "array", "asyncio", "builtins", "collections", "datetime", "decimal", "enum"}
@@ -298,9 +298,13 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def _named_by_the_app() -> list[Any]:
-    """The values of the globals of modules that are not installed libraries."""
+    return [value for _, value in app_globals()]
+
+
+def app_globals() -> list[tuple[str, Any]]:
+    """The globals of all modules that are not installed libraries, by name."""
     libraries = _library_folders()
-    found: list[Any] = []
+    found: list[tuple[str, Any]] = []
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == OWN:
             continue
@@ -309,5 +313,5 @@ def _named_by_the_app() -> list[Any]:
         names = namespace_of(module)
         file = names.get("__file__")
         if name == "__main__" or (type(file) is str and not file.startswith(libraries)):
-            found.extend(names.values())
+            found.extend(names.items())
     return found

@@ -8,6 +8,8 @@ import time
 import weakref
 from typing import Any
 
+from .snapshot import app_globals
+
 __all__ = ["WeightWatch"]
 
 _SHARE = 50
@@ -15,7 +17,7 @@ _SHARE = 50
 
 
 class WeightWatch:
-    """Remembers the parameters, buffers and plain attributes of every module, and sees later changes.
+    """Remembers every module's parameters, buffers and plain attributes, and the app's global tensors.
 
     It compares identity, memory address and version counter, so it sees in-place operations, assignment
     to ``.data``, ``load_state_dict`` and added or removed submodules; not a write through a numpy view
@@ -27,6 +29,11 @@ class WeightWatch:
         torch = sys.modules.get("torch")
         modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)] if torch else []
         self._known = [(weakref.ref(module), _state(module)) for module in modules]
+        self._tensors = [
+            (name, weakref.ref(value), _memory(value))
+            for name, value in app_globals()
+            if torch and issubclass(type(value), torch.Tensor)
+        ]
         self._next = 0.0
 
     def change(self) -> str | None:
@@ -34,9 +41,9 @@ class WeightWatch:
         now = time.monotonic()
         if now < self._next:
             return None
-        found = self._look()
-        cost = time.monotonic() - now
-        self._next = now + cost * _SHARE
+        before = time.thread_time()
+        found = self._look() or self._look_at_tensors()
+        self._next = now + (time.thread_time() - before) * _SHARE
         return found
 
     def _look(self) -> str | None:
@@ -49,8 +56,25 @@ class WeightWatch:
                 continue
             self._known[index] = (reference, current)
             names = [name for name in {**state, **current} if state.get(name) != current.get(name)]
-            return f"{names[0]!r} of {type(module).__name__}"
+            return f"{names[0]!r} of {self._path_of(module)}"
         return None
+
+    def _look_at_tensors(self) -> str | None:
+        for index, (name, reference, memory) in enumerate(self._tensors):
+            tensor = reference()
+            if tensor is not None and (current := _memory(tensor)) != memory:
+                self._tensors[index] = (name, reference, current)
+                return f"the tensor {name!r}"
+        return None
+
+    def _path_of(self, module: Any) -> str:
+        """The class of the outermost module that holds `module`, and the way down: ``Net.encoder.0``."""
+        for reference, _ in self._known:
+            parent = reference()
+            for name, child in (parent._modules if parent is not None else {}).items():
+                if child is module:
+                    return f"{self._path_of(parent)}.{name}"
+        return type(module).__name__
 
 
 _ATOMS = frozenset({bool, float, int, str, type(None)})
