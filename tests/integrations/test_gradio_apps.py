@@ -156,7 +156,7 @@ def test_launching_goes_live_only_when_something_is_decorated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr(gradio_handlers.runtime, "go_live", lambda: order.append("live"))
+    monkeypatch.setattr(gradio_handlers.lifecycle, "go_live", lambda: order.append("live"))
     monkeypatch.setattr(gr.Blocks, "get_config_file", _noting(order, gr.Blocks.get_config_file))
     demo = gr.Interface(shout, "text", "text")
     order.clear()
