@@ -434,7 +434,7 @@ class TestChangedWeights:
         zerogpu.start()
         pid()
         net[0].weight.data = torch.zeros(2, 2)
-        with pytest.warns(UserWarning, match=r"'weight' of Linear was changed.*zerogpu\.refresh\(\)"):
+        with pytest.warns(UserWarning, match=r"'weight' of Sequential.0 was changed.*zerogpu\.refresh\(\)"):
             _until_warned()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
