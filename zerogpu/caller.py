@@ -12,12 +12,8 @@ __all__ = ["current_caller", "in_event_loop", "is_served", "would_block_a_loop"]
 
 
 def is_served() -> bool:
-    """Whether this call comes from a server: from a thread, or from inside an event loop.
-
-    A module that is being imported is not serving yet, even if a server's loop imports it. A notebook
-    runs its cells inside an event loop too, but each cell may change what the next call has to see.
-    """
-    if "ipykernel" in sys.modules or is_importing():
+    """Whether this call comes from a server: from a thread, or from inside an event loop."""
+    if _is_being_made():
         return False
     return threading.current_thread() is not threading.main_thread() or in_event_loop()
 
@@ -40,4 +36,13 @@ def in_event_loop() -> bool:
 
 def would_block_a_loop() -> bool:
     """Whether a call that waits in this thread would keep a server's event loop from running."""
-    return in_event_loop() and "ipykernel" not in sys.modules and not is_importing()
+    return in_event_loop() and not _is_being_made()
+
+
+def _is_being_made() -> bool:
+    """Whether the app is not there yet, although an event loop runs.
+
+    A server's loop may be what imports the module that calls. A notebook runs its cells inside a loop too,
+    and each cell may change what the next call has to see.
+    """
+    return "ipykernel" in sys.modules or is_importing()

@@ -44,8 +44,6 @@ from .watch import Watch
 
 __all__ = ["Runtime", "runtime"]
 
-_SMALL = (int, float, bool, str, bytes, type(None))
-
 
 class Runtime:
     """All state of the runtime in the main process."""
@@ -155,7 +153,7 @@ class Runtime:
 
     async def _open_async(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
         """Like `open`, in a thread if it may take long: large arguments, or a snapshot to be taken."""
-        small = all(type(a) in _SMALL for a in (*args, *kwargs.values()))
+        small = all(map(codec.is_small, (*args, *kwargs.values())))
         if small and self._live is not None and self.lock.acquire(blocking=False):
             try:
                 if not self._by_itself or self._live.app.snapshot.holds(task):
@@ -213,7 +211,7 @@ class Runtime:
         assert self._scheduler is not None
         return self._scheduler
 
-    def go_live(self, *, by_itself: bool = False) -> None:
+    def go_live(self) -> None:
         """Take the snapshot that all later calls share; does nothing when there is one already.
 
         A snapshot that the runtime took by itself, or that does not know all decorated functions, is
@@ -221,9 +219,8 @@ class Runtime:
         """
         with self.lock:
             self._check_process()
-            if self._live is not None and (by_itself or not self._is_stale(self._live)):
-                return
-            self._take_snapshot(by_itself)
+            if self._live is None or self._is_stale(self._live):
+                self._take_snapshot(by_itself=False)
 
     def refresh(self) -> None:
         """Replace the shared snapshot by one of the app as it is now; running calls end undisturbed."""

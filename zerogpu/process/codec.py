@@ -37,6 +37,12 @@ _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
+def is_small(value: Any) -> bool:
+    """Whether a value is a number, a short text or the like, which takes no time to pickle."""
+    kind = type(value)
+    return kind in _ATOMS and (kind not in (str, bytes) or len(value) < LARGE)
+
+
 def encode(value: Any, snapshot: Snapshot | None, what: str) -> Encoded:
     """Pickle `value`.
 
@@ -48,7 +54,7 @@ def encode(value: Any, snapshot: Snapshot | None, what: str) -> Encoded:
     Raises:
         NotPicklableError: names the path to the part that cannot travel.
     """
-    if type(value) in _ATOMS and len(value if isinstance(value, (str, bytes)) else ()) < LARGE:
+    if is_small(value):
         return Encoded(pickle.dumps(value, 5))
     buffers: list[memoryview] = []
     try:
@@ -72,7 +78,7 @@ def encode_call(
         NotPicklableError: such as ``argument 'state' → .lock: _thread.lock``.
     """
     reference = snapshot.reference(task)
-    plain = not kwargs and not variables and not views and all(type(arg) in _ATOMS for arg in args)
+    plain = not kwargs and not variables and not views and all(map(is_small, args))
     if plain and reference is not None:  # what most calls are: no need for a pickler of our own
         data = pickle.dumps((_Reference(snapshot.number, reference), args, {}, (), ()), 5)
         if len(data) < LARGE:
