@@ -48,6 +48,19 @@ def test_a_block_is_reused_after_the_last_view_died_and_not_before(pool: BlockPo
     assert third == first
 
 
+@pytest.mark.parametrize("size", [8 * MB - 1, 8 * MB, 8 * MB + 1, 33 * MB + 7])
+def test_what_several_threads_copy_is_whole(
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(buffers.os, "cpu_count", lambda: 3)
+    first, views = send(pool, bytes(size))
+    del views
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
+    second, views = send(pool, data)
+    assert second == first  # pages that are there already: the case that threads copy
+    assert bytes(views[0]) == data
+
+
 def test_what_a_receiver_writes_is_its_own(pool: BlockPool) -> None:
     fd, _ = pool.write([memoryview(b"a" * MB)])
     first, second = map_block(os.dup(fd), [MB])[0], map_block(os.dup(fd), [MB])[0]

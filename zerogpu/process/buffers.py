@@ -16,8 +16,10 @@ A process that forks while it holds a block shares it with its child, so such a 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 
@@ -35,6 +37,10 @@ POOL_BLOCKS = 16
 """Blocks that one sender keeps for reuse: each holds three descriptors."""
 SMALL_BLOCK = 1024 * 1024
 """Bytes below which a receiver copies a block, rather than hold two descriptors as long as its views live."""
+
+_COPY_THREADS = 4
+_COPY_SHARE = 4 * 1024 * 1024
+"""Bytes that are worth a thread (100 MB: 34 ms with one thread, 12 ms with two)."""
 
 _PAGE = mmap.PAGESIZE
 _ALIGNMENT = 64
@@ -69,7 +75,7 @@ class _Block:
         if self._mapping is None:
             self._mapping = mmap.mmap(self.fd, self.capacity, offset=_PAGE)
         target = numpy.frombuffer(self._mapping, numpy.uint8, buffer.nbytes, offset)
-        numpy.copyto(target, numpy.frombuffer(buffer, numpy.uint8))
+        _copy(target, numpy.frombuffer(buffer, numpy.uint8))
 
     def hold(self) -> None:
         """The block is full and about to be sent."""
@@ -205,6 +211,19 @@ def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
         offsets.append(position)
         position += -(-size // _ALIGNMENT) * _ALIGNMENT
     return offsets, max(position, 1)
+
+
+def _copy(target: numpy.ndarray, source: numpy.ndarray) -> None:
+    """Copy bytes with as many threads as help: one core does not use up the memory's bandwidth."""
+    count = min(_COPY_THREADS, os.cpu_count() or 1, source.nbytes // _COPY_SHARE)
+    bounds = [source.nbytes * k // count for k in range(count + 1)] if count > 1 else [0, source.nbytes]
+    shares = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    threads = [threading.Thread(target=numpy.copyto, args=(target[s], source[s])) for s in shares[1:]]
+    for thread in threads:
+        thread.start()
+    numpy.copyto(target[shares[0]], source[shares[0]])
+    for thread in threads:
+        thread.join()
 
 
 def _write_all(fd: int, buffer: memoryview, offset: int) -> None:
