@@ -31,6 +31,7 @@ from .process import codec
 from .process.app import App
 from .process.call import Call
 from .process.context import portable_context
+from .process.garbage import collect_garbage
 from .process.handle import WorkerProcess
 from .process.snapshot import Snapshot
 from .process.supervisor import Supervisor
@@ -227,17 +228,17 @@ class Runtime:
         with self.lock:
             self._check_process()
             if self._live is not None:
-                self._take_snapshot(self._by_itself)
+                self._take_snapshot(self._by_itself, thorough=True)
 
-    def _take_snapshot(self, by_itself: bool) -> None:
+    def _take_snapshot(self, by_itself: bool, thorough: bool = False) -> None:
         settings = self._read_settings()
         if by_itself:
             wait_for_imports()
         gc.unfreeze()  # what an earlier snapshot froze has to be found again
-        gc.collect()
+        collect_garbage(thorough)
         context = contextvars.Context() if by_itself else contextvars.copy_context()
         app = App(Snapshot(all_tasks(), context), settings, registered(), tuple(self.start_functions))
-        self._weights = WeightWatch()
+        self._weights = WeightWatch(app.snapshot)
         old, self._live = self._live, Supervisor(app, standby=True)
         self._by_itself = by_itself
         gc.freeze()

@@ -23,6 +23,7 @@ import pytest
 
 from zerogpu import gpu, refresh
 from zerogpu.process import codec
+from zerogpu.process import snapshot as snapshots
 from zerogpu.process.snapshot import Snapshot
 from zerogpu.task import all_tasks
 
@@ -528,3 +529,20 @@ def test_a_snapshot_cannot_be_pickled_by_accident_into_references_of_another() -
     gc.collect()
     with pytest.raises(KeyError):
         pickle.loads(encoded.data)
+
+
+def test_an_object_that_many_names_hold_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Handle:
+        pass
+
+    handle, looked_at = Handle(), []
+    monkeypatch.setattr(snapshots._Scan, "_add_handle", lambda self, obj: looked_at.append(obj))
+    tasks = [types.SimpleNamespace(function=lambda: handle), types.SimpleNamespace(function=lambda: handle)]
+    Snapshot(tasks)
+    assert sum(obj is handle for obj in looked_at) == 1
+
+
+def test_the_module_machinery_does_not_count_as_the_apps_own() -> None:
+    names = {name for name, _ in snapshots.app_globals()}
+    assert "test_the_module_machinery_does_not_count_as_the_apps_own" in names
+    assert not names & {"__spec__", "__loader__", "__builtins__"}

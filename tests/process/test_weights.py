@@ -8,6 +8,7 @@ import warnings
 import pytest
 
 from zerogpu import gpu, refresh
+from zerogpu.process.snapshot import Snapshot
 from zerogpu.process.weights import WeightWatch
 
 torch = pytest.importorskip("torch")
@@ -43,7 +44,7 @@ CHANGES = {
 @pytest.mark.parametrize("how", CHANGES)
 def test_a_change_is_noticed_once_and_named(how: str) -> None:
     net = Net()
-    watch = WeightWatch()
+    watch = WeightWatch(Snapshot())
     assert watch._look() is None
     change, text = CHANGES[how]
     with torch.no_grad():
@@ -58,7 +59,7 @@ def test_a_change_is_noticed_once_and_named(how: str) -> None:
 
 def test_using_a_module_is_no_change() -> None:
     net = Net().eval()
-    watch = WeightWatch()
+    watch = WeightWatch(Snapshot())
     net.norm(net.layer(torch.ones(3, 2))).sum().backward()
     net.requires_grad_(False)
     net.eval()
@@ -69,7 +70,7 @@ def test_using_a_module_is_no_change() -> None:
 
 def test_a_module_made_later_or_deleted_is_no_change() -> None:
     net = Net()
-    watch = WeightWatch()
+    watch = WeightWatch(Snapshot())
     later = Net()
     with torch.no_grad():
         later.layer.weight.add_(1)
@@ -78,7 +79,7 @@ def test_a_module_made_later_or_deleted_is_no_change() -> None:
 
 
 def test_looks_cost_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = WeightWatch()
+    watch = WeightWatch(Snapshot())
     looks = []
     monkeypatch.setattr(watch, "_look", lambda: looks.append(1))
     now = [100.0]
@@ -124,7 +125,7 @@ def test_a_call_after_a_change_warns_once_until_refresh(app) -> None:
 def test_a_tensor_in_a_global_of_the_app_is_watched(monkeypatch) -> None:
     module = sys.modules[__name__]
     monkeypatch.setattr(module, "SCALE", torch.ones(3), raising=False)
-    watch = WeightWatch()
+    watch = WeightWatch(Snapshot())
     assert watch.change() is None
     module.SCALE.fill_(2)
     watch._next = 0
@@ -133,6 +134,6 @@ def test_a_tensor_in_a_global_of_the_app_is_watched(monkeypatch) -> None:
 
 def test_a_change_is_named_by_its_path() -> None:
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    watch = WeightWatch()
+    watch = WeightWatch(Snapshot())
     model[0][0].weight.data = torch.zeros(2, 2)
     assert watch.change() == "'weight' of Sequential.0.0"

@@ -61,6 +61,8 @@ _VALUE_MODULES = frozenset(
 )
 """Libraries whose objects are values, or belong to one process and must not seem to be shared."""
 
+_OWN_MODULES = OWN + "."
+
 _numbers = itertools.count(1)
 _tables: weakref.WeakValueDictionary[int, Snapshot] = weakref.WeakValueDictionary()
 
@@ -106,6 +108,11 @@ class Snapshot:
             return id(obj) if entry.unchanged(obj) else None
         except Exception:  # noqa: BLE001 - an odd object: its value is safe
             return None
+
+    def instances(self, kind: type) -> list[Any]:
+        """The objects of the table that are instances of `kind` and still exist."""
+        found = (entry.get() for entry in self._entries.values())
+        return [obj for obj in found if issubclass(type(obj), kind)]
 
     def resolve(self, reference: int) -> Any:
         """The object that `reference` names in this process.
@@ -177,9 +184,12 @@ class _Scan:
             except KeyError:
                 add = self._remember(kind)
             if add is not None:
-                with contextlib.suppress(Exception):
+                try:  # noqa: SIM105 - suppress() would cost more than the look
                     add(obj)
-        for obj in itertools.chain(_named_by_the_app(), *map(_named_by_function, tasks)):
+                except Exception:  # noqa: BLE001 - an odd object travels by value
+                    pass
+        named = itertools.chain(_named_by_the_app(), *map(_named_by_function, tasks))
+        for obj in {id(obj): obj for obj in named}.values():
             with contextlib.suppress(Exception):
                 if type(obj) is object:  # a sentinel: nothing but its identity
                     self._add(obj)
@@ -220,8 +230,9 @@ class _Scan:
         self._entries[id(obj)] = _Entry(obj)
 
     def _add_function(self, function: types.FunctionType) -> None:
-        if function.__module__ == "__main__" or (
-            "<" in function.__qualname__ and not str(function.__module__).startswith(OWN + ".")
+        module = function.__module__
+        if module == "__main__" or (
+            "<" in function.__qualname__ and not (type(module) is str and module.startswith(_OWN_MODULES))
         ):
             self._entries[id(function)] = _Entry(function, function_state(function), _same_function)
 
@@ -302,7 +313,7 @@ def _named_by_the_app() -> list[Any]:
 
 
 def app_globals() -> list[tuple[str, Any]]:
-    """The globals of all modules that are not installed libraries, by name."""
+    """The globals of all modules that are not installed libraries, by name; without ``__spec__`` and such."""
     libraries = _library_folders()
     found: list[tuple[str, Any]] = []
     for name, module in list(sys.modules.items()):
@@ -313,5 +324,9 @@ def app_globals() -> list[tuple[str, Any]]:
         names = namespace_of(module)
         file = names.get("__file__")
         if name == "__main__" or (type(file) is str and not file.startswith(libraries)):
-            found.extend(names.items())
+            found.extend((key, value) for key, value in names.items() if not _is_special(key))
     return found
+
+
+def _is_special(name: object) -> bool:
+    return type(name) is str and name.startswith("__") and name.endswith("__")

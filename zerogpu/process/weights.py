@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 import weakref
 from typing import Any
 
-from .snapshot import app_globals
+from .snapshot import Snapshot, app_globals
 
 __all__ = ["WeightWatch"]
 
@@ -17,7 +16,7 @@ _SHARE = 50
 
 
 class WeightWatch:
-    """Remembers every module's parameters, buffers and plain attributes, and the app's global tensors.
+    """Remembers the snapshot's modules, with parameters, buffers and plain attributes, and global tensors.
 
     It compares identity, memory address and version counter, so it sees in-place operations, assignment
     to ``.data``, ``load_state_dict`` and added or removed submodules; not a write through a numpy view
@@ -25,9 +24,9 @@ class WeightWatch:
     numbers, strings, None and tuples of these, such as ``training``, unless their name is private.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         torch = sys.modules.get("torch")
-        modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)] if torch else []
+        modules = snapshot.instances(torch.nn.Module) if torch else []
         self._known = [(weakref.ref(module), _state(module)) for module in modules]
         self._tensors = [
             (name, weakref.ref(value), _memory(value))
