@@ -1,0 +1,60 @@
+"""``torch.Generator("cuda")`` where there is no device: a CPU generator that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .meaning import cuda_index, meaning
+
+__all__ = ["Generator", "PlacedGenerator"]
+
+_Generator: Any = torch._C.Generator
+
+
+class PlacedGenerator(_Generator):  # type: ignore[misc]
+    """A generator of a device of which this process has none. It draws the CPU's numbers."""
+
+    _placed_on = 0
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self._placed_on)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (str(self.device), self.initial_seed(), self.get_state())
+
+    def __repr__(self) -> str:
+        return f"<torch._C.Generator on {self.device}>"
+
+
+def _arrive(device: str, seed: int, state: Any) -> Any:
+    made = torch.Generator(device)
+    made.manual_seed(seed)
+    if made.device.type == "cpu" or isinstance(made, PlacedGenerator):
+        made.set_state(state)
+    return made
+
+
+class _Kind(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _Generator)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _Generator)
+
+
+class Generator(metaclass=_Kind):
+    """`torch.Generator`, with devices that are elsewhere."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        index = cuda_index(device)
+        if index is None:
+            return _Generator(device=device)
+        if not meaning.placed:
+            return _Generator(device="cpu")
+        made = PlacedGenerator("cpu")
+        if index:
+            made._placed_on = index
+        return made

@@ -1,0 +1,236 @@
+"""Placed tensors: what the main process has instead of tensors on a device.
+
+A placed tensor is an ordinary CPU tensor whose class says that it is on ``cuda:<index>``. It computes on
+the CPU, its results are placed like itself, and mixing it with a CPU tensor raises what CUDA would raise.
+Placing a tensor switches its class where it stands: the object, its views, ties and autograd flags stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["Placed", "index_of", "is_placed", "place", "placed_class", "plain_class", "showing_memory", "take_off"]
+
+_CPU = torch.device("cpu")
+_ATTRIBUTES = re.compile(r"(.*?)((?:, (?:size|dtype|layout|nnz|names)=.*)?\))", re.DOTALL)
+"""A tensor as text: what comes before the device, and what after it."""
+
+_showing = threading.local()
+
+
+@contextlib.contextmanager
+def showing_memory() -> Iterator[None]:
+    """Within, in this thread, placed tensors say where their memory is: on the CPU."""
+    before = getattr(_showing, "memory", False)
+    _showing.memory = True
+    try:
+        yield
+    finally:
+        _showing.memory = before
+
+
+_without_us = torch._C.DisableTorchFunctionSubclass
+
+
+class Placed:
+    """Mixed into a tensor class, makes its instances report and behave as if on a device."""
+
+    _placed_on = 0
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        special = SPECIAL.get(func)
+        if special is not None:
+            return special(func, args, kwargs)
+        index, others = _check_devices(func, args, kwargs)
+        device = kwargs.get("device")
+        with _without_us():
+            result = func(*args, **kwargs)
+        if device is None or torch.device(device).type == "cuda":
+            _place_all(result, index, others)
+        return result
+
+    @property
+    def device(self) -> torch.device:
+        if getattr(_showing, "memory", False):
+            return _CPU
+        return torch.device("cuda", self._placed_on)
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    @property
+    def is_cpu(self) -> bool:
+        return False
+
+    def get_device(self) -> int:
+        return self._placed_on
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        with _without_us():
+            plain = self.detach()  # type: ignore[attr-defined]
+            plain.__class__ = torch.Tensor
+            text = torch.Tensor.__repr__(plain, tensor_contents=tensor_contents)
+        data, rest = _ATTRIBUTES.fullmatch(text).groups()  # type: ignore[union-attr]
+        if self.grad_fn is not None:  # type: ignore[attr-defined]
+            rest = f"{rest[:-1]}, grad_fn=<{self.grad_fn.name()}>)"  # type: ignore[attr-defined]
+        elif self.requires_grad:  # type: ignore[attr-defined]
+            rest = f"{rest[:-1]}, requires_grad=True)"
+        title = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
+        return f"{title}{data}, device='{self.device}'{rest}"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)  # type: ignore[attr-defined]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise _no_numpy(self)
+
+
+@functools.cache
+def placed_class(plain: type) -> type:
+    """The class of placed tensors that are otherwise of class `plain`."""
+    return type(plain.__name__, (Placed, plain), {"__module__": plain.__module__, "_plain_class": plain})
+
+
+def plain_class(tensor: Any) -> type:
+    """The class that `tensor` has when it is not placed."""
+    return getattr(type(tensor), "_plain_class", type(tensor))
+
+
+def is_placed(obj: object) -> bool:
+    """Whether `obj` is a placed tensor."""
+    return issubclass(type(obj), Placed)
+
+
+def index_of(tensor: Any) -> int:
+    """The index of the device that a placed tensor is on."""
+    return int(tensor._placed_on)
+
+
+def place(tensor: Any, index: int) -> Any:
+    """Put a CPU tensor on device `index`, where it stands; returns it."""
+    if not is_placed(tensor):
+        if tensor.device.type != "cpu" or _is_virtual(tensor):
+            return tensor  # meta and fake tensors have nothing to place
+        tensor.__class__ = placed_class(type(tensor))
+    if tensor._placed_on != index:
+        tensor._placed_on = index
+    return tensor
+
+
+def take_off(tensor: Any) -> Any:
+    """Make a placed tensor an ordinary CPU tensor again, where it stands; returns it."""
+    if is_placed(tensor):
+        tensor.__dict__.pop("_placed_on", None)
+        tensor.__class__ = plain_class(tensor)
+    return tensor
+
+
+# -- devices of a call -----------------------------------------------------------------------------------
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+_MIXING = frozenset(
+    {"__get__", "__set__", "__getitem__", "__setitem__", "index", "index_put", "index_put_", "copy_"}
+    | {"set_", "new_tensor", "pack_padded_sequence", "tensor_split", "ctc_loss", "result_type", "can_cast"}
+    | {"view_as", "expand_as", "reshape_as", "is_same_size", "is_set_to", "swap_tensors"}
+    | {"_has_compatible_shallow_copy_type", "multi_head_attention_forward", "backward", "grad"}
+)
+"""Functions that take tensors of several devices, or whose parts see to it themselves."""
+
+
+def _check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Any]]:
+    """The index of the placed arguments' device, and the arguments that are not placed.
+
+    Raises:
+        RuntimeError: they are on several devices, and `func` needs one; numbers in CPU tensors may go
+            anywhere, as on CUDA.
+    """
+    index, others = None, []
+    mixes = getattr(func, "__name__", "") in _MIXING
+    for tensor in _tensors(itertools.chain(args, kwargs.values())):
+        if not is_placed(tensor):
+            others.append(tensor)
+        elif index is None:
+            index = tensor._placed_on
+        elif tensor._placed_on != index and not mixes:
+            raise _mixed(index, tensor)
+    if index is not None and not mixes:
+        for tensor in others:
+            if tensor.dim() > 0 and tensor.device.type == "cpu" and not _is_wrapper(tensor):
+                raise _mixed(index, tensor)
+    return index or 0, others
+
+
+def _is_virtual(tensor: Any) -> bool:
+    """Whether a tensor's class sees to all operations itself, as fake and functional ones do."""
+    dispatch = type(tensor).__torch_dispatch__
+    return getattr(dispatch, "__func__", dispatch) is not torch._C._disabled_torch_dispatch_impl
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    """Whether a tensor only stands for others, as torchao's do: they are checked where they compute."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def _mixed(index: int, other: Any) -> RuntimeError:
+    return RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"cuda:{index} and {other.device}!"
+    )
+
+
+def _place_all(result: Any, index: int, others: list[Any]) -> None:
+    """Place the tensors of a result, except arguments that were not placed and come back."""
+    for tensor in (result,) if isinstance(result, torch.Tensor) else _tensors((result,)):
+        if not is_placed(tensor) and not any(tensor is other for other in others):
+            place(tensor, index)
+
+
+# -- functions that mean something else on a device ------------------------------------------------------
+
+Special = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+SPECIAL: dict[Any, Special] = {}
+"""By function: what a placed tensor does instead. `casting` and `saving` add theirs."""
+
+
+def _no_numpy(tensor: Any) -> TypeError:
+    return TypeError(
+        f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor "
+        "to host memory first."
+    )
+
+
+def _numpy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise _no_numpy(args[0])
+
+
+SPECIAL.update(
+    {
+        torch.Tensor.numpy: _numpy,
+        torch.Tensor.__array__: _numpy,
+        torch.Tensor.is_pinned: lambda func, args, kwargs: False,
+        torch.Tensor.get_device: lambda func, args, kwargs: args[0]._placed_on,
+    }
+)
