@@ -31,6 +31,9 @@ class View(Protocol):
     def starting(self) -> None:
         """The call has a slot and its worker is starting (a cold start)."""
 
+    def loading(self, done: int, total: int) -> None:
+        """The starting worker has brought `done` of `total` bytes of weights to its device."""
+
     def running(self) -> None:
         """The function runs now."""
 

@@ -97,6 +97,10 @@ class GradioView:
         self._has_slot()
         self._stage("Starting a GPU worker")
 
+    def loading(self, done: int, total: int) -> None:
+        """Show how much of the weights is on the device."""
+        self._stage("Loading weights", done / total if total else 1.0)
+
     def running(self) -> None:
         """Take the stage's text away again; the function's own progress follows."""
         self._has_slot()
@@ -111,10 +115,10 @@ class GradioView:
         if self._event is not None:
             vars(self._event).pop(gradio_queue.WAITS, None)
 
-    def _stage(self, text: str) -> None:
+    def _stage(self, text: str, share: float = 0.0) -> None:
         self._stage_shown = True
         # The page shows a text only beside a number.
-        self._show([TrackedIterable(None, None, None, text, "steps", None, 0.0)])
+        self._show([TrackedIterable(None, None, None, text, "steps", None, share)])
 
     def _show(self, units: list[TrackedIterable]) -> None:
         if self._event_id is not None:

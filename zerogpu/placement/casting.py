@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .meaning import cuda_index, meaning
-from .placed import SPECIAL, _without_us, index_of, is_placed, place, take_off
+from .placed import SPECIAL, index_of, is_placed, place, take_off, without_us
 
 __all__ = ["cast_type", "cuda", "data", "make_subclass", "new_parameter", "parse_to", "pin_memory", "to"]
 
@@ -37,7 +37,7 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _to(self, torch.device("cpu"), **options)
     stays = here and index == index_of(self)
     leaves = index is not None or torch.device(device).type == "cpu"
-    with _without_us():
+    with without_us():
         if leaves and not stays:
             options["copy"] = True
         result = _to(self, torch.device("cpu") if leaves else device, **options)
@@ -100,7 +100,7 @@ def _cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _to_or_cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _destination(args[1:], kwargs)[0] is not None:
         return to(*args, **kwargs)
-    with _without_us():
+    with without_us():
         result = _to(*args, **kwargs)
     return result if result is args[0] else place(result, index_of(args[0]))
 
@@ -108,7 +108,7 @@ def _to_or_cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 def cast_type(self: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
     """`torch.Tensor.type`, which may name a device: ``x.type("torch.cuda.HalfTensor")``."""
     if dtype is None:
-        with _without_us():
+        with without_us():
             text = str(_type(self))
         return text.replace("torch.", "torch.cuda.", 1) if is_placed(self) else text
     name = dtype if isinstance(dtype, str) else getattr(dtype, "_zerogpu_name", "")
@@ -144,7 +144,7 @@ def _set_data(self: Any, value: Any) -> None:
     if not isinstance(value, torch.Tensor):
         _data.__set__(self, value)
         return
-    with _without_us():
+    with without_us():
         _data.__set__(self, value)
     if is_placed(value):
         place(self, index_of(value))
@@ -160,7 +160,7 @@ def make_subclass(cls: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.Tensor._make_subclass`, which constructors of parameter classes end in."""
     if not is_placed(tensor):
         return _make_subclass(getattr(cls, "_plain_class", cls), tensor, *args, **kwargs)
-    with _without_us():
+    with without_us():
         made = _make_subclass(getattr(cls, "_plain_class", cls), tensor, *args, **kwargs)
     return place(made, index_of(tensor))
 

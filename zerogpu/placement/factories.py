@@ -19,7 +19,7 @@ from torch.utils._device import _device_constructors
 
 from .casting import to
 from .meaning import cuda_index, meaning
-from .placed import _without_us, is_placed, place, showing_memory
+from .placed import is_placed, place, showing_memory, without_us
 
 __all__ = ["constructors", "fake_of_real", "in_device_context", "methods", "register"]
 
@@ -54,7 +54,7 @@ def accepting(original: Any) -> Any:
         if torch._C._get_dispatch_mode(_FAKE) is not None:
             return original(*args, **{**kwargs, "device": meaning.traced(index)})
         kwargs["device"] = torch.device("cpu")
-        with _without_us():
+        with without_us():
             made = original(*args, **kwargs)
         if not meaning.placed or is_placed(made):
             return made
@@ -153,7 +153,8 @@ def _settle(made: Any, device: Any) -> Any:
 def register() -> Any:
     """Answer the dispatcher's allocations on CUDA; the result ends it when it is destroyed."""
     aten = torch.ops.aten
-    library = torch.library.Library("aten", "IMPL", "CUDA")
+    new_library: Any = torch.library.Library
+    library = new_library("aten", "IMPL", "CUDA")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a CUDA build has kernels of its own there
         library.impl("empty.memory_format", _empty, "CUDA")

@@ -58,7 +58,7 @@ def install() -> None:
     torch.serialization.register_package(
         _PACKAGE_PRIORITY,
         saving.save_location,
-        saving.load_location,  # type: ignore[arg-type]
+        saving.load_location,
     )
     _library = factories.register()
 
@@ -87,7 +87,7 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 def _tell_jit(owner: Any, name: str, wrapper: Any) -> None:
     """torch.jit.script knows functions by identity: a scripted call of the wrapper means the original."""
-    builtins = torch.jit._builtins
+    builtins: Any = torch.jit._builtins
     operation = builtins._find_builtin(wrapper.__wrapped__)
     if operation is not None:
         builtins._register_builtin(wrapper, operation)

@@ -17,7 +17,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["Placed", "index_of", "is_placed", "place", "placed_class", "plain_class", "showing_memory", "take_off"]
+__all__ = [
+    "Placed",
+    "index_of",
+    "is_placed",
+    "place",
+    "placed_class",
+    "plain_class",
+    "showing_memory",
+    "take_off",
+    "without_us",
+]
 
 _CPU = torch.device("cpu")
 _ATTRIBUTES = re.compile(r"(.*?)((?:, (?:size|dtype|layout|nnz|names)=.*)?\))", re.DOTALL)
@@ -37,7 +47,10 @@ def showing_memory() -> Iterator[None]:
         _showing.memory = before
 
 
-_without_us = torch._C.DisableTorchFunctionSubclass
+_repr: Any = torch.Tensor.__repr__
+
+without_us = torch._C.DisableTorchFunctionSubclass
+"""A context in which placed tensors are to torch the CPU tensors that they are."""
 
 
 class Placed:
@@ -55,7 +68,7 @@ class Placed:
             return special(func, args, kwargs)
         index, others = _check_devices(func, args, kwargs)
         device = kwargs.get("device")
-        with _without_us():
+        with without_us():
             result = func(*args, **kwargs)
         if device is None or torch.device(device).type == "cuda":
             _place_all(result, index, others)
@@ -79,10 +92,10 @@ class Placed:
         return self._placed_on
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        with _without_us():
+        with without_us():
             plain = self.detach()  # type: ignore[attr-defined]
             plain.__class__ = torch.Tensor
-            text = torch.Tensor.__repr__(plain, tensor_contents=tensor_contents)
+            text = _repr(plain, tensor_contents=tensor_contents)
         data, rest = _ATTRIBUTES.fullmatch(text).groups()  # type: ignore[union-attr]
         if self.grad_fn is not None:  # type: ignore[attr-defined]
             rest = f"{rest[:-1]}, grad_fn=<{self.grad_fn.name()}>)"  # type: ignore[attr-defined]
@@ -99,14 +112,15 @@ class Placed:
 
 
 @functools.cache
-def placed_class(plain: type) -> type:
+def placed_class(plain: Any) -> type:
     """The class of placed tensors that are otherwise of class `plain`."""
     return type(plain.__name__, (Placed, plain), {"__module__": plain.__module__, "_plain_class": plain})
 
 
 def plain_class(tensor: Any) -> type:
     """The class that `tensor` has when it is not placed."""
-    return getattr(type(tensor), "_plain_class", type(tensor))
+    kind: type = getattr(type(tensor), "_plain_class", type(tensor))
+    return kind
 
 
 def is_placed(obj: object) -> bool:
@@ -124,7 +138,8 @@ def place(tensor: Any, index: int) -> Any:
     if not is_placed(tensor):
         if tensor.device.type != "cpu" or _is_virtual(tensor):
             return tensor  # meta and fake tensors have nothing to place
-        tensor.__class__ = placed_class(type(tensor))
+        kind: Any = type(tensor)
+        tensor.__class__ = placed_class(kind)
     if tensor._placed_on != index:
         tensor._placed_on = index
     return tensor

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .meaning import cuda_index, meaning
-from .placed import Placed, _without_us, index_of, place, plain_class
+from .placed import Placed, index_of, place, plain_class, without_us
 
 __all__ = ["Storage", "load_location", "save_location"]
 
@@ -20,6 +20,7 @@ _Storage: Any = torch.UntypedStorage
 _StorageBase: Any = torch._C.StorageBase
 _device = _StorageBase.device
 _untyped_storage = torch._C.TensorBase.untyped_storage
+_deepcopy_plain: Any = torch.Tensor.__deepcopy__
 
 
 def mark(storage: Any, index: int) -> Any:
@@ -75,7 +76,7 @@ class Storage:
         return Storage.cpu(self) if index is None else Storage.cuda(self, device)
 
 
-_Storage_to = getattr(_Storage, "to", None)
+_Storage_to: Any = _Storage.to
 
 
 def _copy(storage: Any, index: int | None) -> Any:
@@ -90,7 +91,7 @@ def _copy(storage: Any, index: int | None) -> Any:
 
 
 def _show_storage(self: Any) -> Any:
-    with _without_us():
+    with without_us():
         storage = _untyped_storage(self)
     return mark(storage, index_of(self))
 
@@ -98,7 +99,7 @@ def _show_storage(self: Any) -> Any:
 def _alias(tensor: Any) -> Any:
     """An ordinary tensor over the same, marked, memory."""
     _show_storage(tensor)
-    with _without_us():
+    with without_us():
         alias = tensor.detach()
         alias.__class__ = torch.Tensor
         return alias.requires_grad_(tensor.requires_grad) if tensor.requires_grad else alias
@@ -129,7 +130,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     if id(self) in memo:
         return memo[id(self)]
     if issubclass(plain_class(self), torch.nn.Parameter):
-        with _without_us():
+        with without_us():
             data = _copied(self.data, memo)
         made = type(self)(place(data, index_of(self)), self.requires_grad)
         made.__dict__.update(_state(self))
@@ -139,7 +140,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
             "the moment. Use tensor.detach().clone() for a copy of the values."
         )
     else:
-        with _without_us():
+        with without_us():
             made = _copied(self, memo)
         made = place(made, index_of(self))
         made.__dict__.update(_state(self))
@@ -150,9 +151,9 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
     alias = _alias(tensor) if isinstance(tensor, Placed) else tensor
     memo.setdefault(id(memo), []).append(alias)  # copy's own way to keep ids unique while it runs
-    return torch.Tensor.__deepcopy__(alias, memo)
+    return _deepcopy_plain(alias, memo)
 
 
 Placed.untyped_storage = _show_storage  # type: ignore[attr-defined]
-Placed.__reduce_ex__ = _reduce  # type: ignore[assignment]
+Placed.__reduce_ex__ = _reduce  # type: ignore[method-assign]
 Placed.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]

@@ -5,13 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..bridge import Bridge
 from ..config import Settings
 from .snapshot import Snapshot
 
-__all__ = ["App"]
+__all__ = ["App", "WorkerDevice"]
+
+
+class WorkerDevice(Protocol):
+    """Where workers compute."""
+
+    def enter(self, report: Callable[[int, int], None]) -> None:
+        """In a new worker, before anything computes: start the device and bring the weights there.
+
+        Args:
+            report: called with the bytes that are there and those that there will be.
+        """
 
 
 @dataclass(frozen=True)
@@ -23,12 +34,14 @@ class App:
         settings: read when the snapshot was taken.
         bridges: the web frameworks' parts, in the order in which calls name them.
         start_functions: what `on_worker_start` was given.
+        device: what brings a worker to its device.
     """
 
     snapshot: Snapshot
     settings: Settings
     bridges: tuple[Bridge, ...]
     start_functions: tuple[Callable[[], Any], ...]
+    device: WorkerDevice | None = None
 
     @property
     def threads(self) -> int:

@@ -68,6 +68,10 @@ class Call:
         for _, view in self.views:
             view.starting()
 
+    def loading(self, done: int, total: int) -> None:
+        for _, view in self.views:
+            view.loading(done, total)
+
     def running(self) -> None:
         for _, view in self.views:
             view.running()

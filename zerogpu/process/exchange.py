@@ -24,7 +24,7 @@ from . import codec
 from .call import Call
 from .channel import ChannelClosed
 from .handle import WorkerProcess, crash_error
-from .messages import Encoded, Event, Item, Raised, Ready, Result, Start, StartFailed
+from .messages import Encoded, Event, Item, Loading, Raised, Ready, Result, Start, StartFailed
 from .tree import kill_tree
 
 __all__ = ["Exchange", "wait_until_ready"]
@@ -240,6 +240,9 @@ def wait_until_ready(worker: WorkerProcess, call: Call) -> None:
             except ChannelClosed:
                 worker.exited.wait(_EXIT_LIMIT)
                 raise crash_error(worker, "starting") from None
+            if isinstance(message, Loading):
+                call.loading(message.done, message.total)
+                continue
             if isinstance(message, Ready):
                 worker.pid, worker.ready = message.pid, True
                 return
@@ -267,8 +270,10 @@ def _is_group_of_such(error: BaseException) -> bool:
     return hasattr(error, "exceptions") and not isinstance(error, Exception)
 
 
-def _start_error(worker: WorkerProcess, message: StartFailed) -> WorkerCrashedError:
+def _start_error(worker: WorkerProcess, message: StartFailed) -> ZeroGPUError:
     error = codec.decode(_encoded(message))
+    if isinstance(error, ZeroGPUError):  # of the device: it says everything
+        return error
     crash = WorkerCrashedError(
         f"GPU worker {worker.number} could not start: an on_worker_start function raised "
         f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """What crosses between the processes: the wire format, in one place.
 
 main ──Spawn, End, Standby──► zygote ──Spawned, NotSpawned, Exited──► main
-main ──Start──► worker ──Ready or StartFailed, then Event, Item, Result or Raised──► main
+main ──Start──► worker ──Loading, Ready or StartFailed, then Event, Item, Result or Raised──► main
 main ──CANCEL, CREDIT, QUIT (a byte each, control socket)──► worker
 """
 
@@ -20,6 +20,7 @@ __all__ = [
     "Event",
     "Exited",
     "Item",
+    "Loading",
     "NotSpawned",
     "Payload",
     "Raised",
@@ -100,6 +101,13 @@ class Start(NamedTuple):
 
     call: int
     payload: Encoded | Payload
+
+
+class Loading(NamedTuple):
+    """The worker brings weights to its device: `done` of `total` bytes are there."""
+
+    done: int
+    total: int
 
 
 class Ready(NamedTuple):

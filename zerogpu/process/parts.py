@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["BY_REFERENCE", "OWN", "Layout", "Parts", "function_state", "identical", "tensor_state"]
+__all__ = ["BY_REFERENCE", "OWN", "Layout", "Parts", "function_state", "identical", "moved", "tensor_state"]
 
 BY_REFERENCE = "__zerogpu_by_reference__"
 """A class with this attribute set to True has instances that never change after they are made."""
@@ -29,10 +29,19 @@ OWN = __name__.partition(".")[0]
 """This package. What it keeps of earlier snapshots must not become part of the next: each would be larger."""
 
 
+_moved: dict[int, int] = {}
+
+
+def moved(addresses: dict[int, int]) -> None:
+    """Tensors have other memory than at the snapshot, with the same content: new addresses to old ones."""
+    _moved.update(addresses)
+
+
 def tensor_state(tensor: Any) -> tuple[int, ...] | None:
     """What changes when a tensor is written to or given other memory; None if that cannot be told."""
     try:
-        return (tensor._version, tensor.data_ptr())
+        address = tensor.data_ptr()
+        return (tensor._version, _moved.get(address, address))
     except (RuntimeError, NotImplementedError):  # inference tensors have no version; fakes no memory
         return None
 

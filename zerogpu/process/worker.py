@@ -39,6 +39,7 @@ from .messages import (
     Encoded,
     Event,
     Item,
+    Loading,
     Raised,
     Ready,
     Result,
@@ -191,6 +192,8 @@ class Worker:
             torch.set_num_threads(self._app.threads)
         context = self._app.snapshot.context.copy()
         try:
+            if self._app.device is not None:
+                self._app.device.enter(lambda done, total: self._channel.send(Loading(done, total)))
             for function in self._app.start_functions:
                 context.run(function)
         except Exception as error:  # noqa: BLE001 - reported to the call that waits

@@ -1,0 +1,85 @@
+"""Placed tensors become tensors of a device where they stand; here the device is the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from zerogpu.placement.materialise import materialise
+from zerogpu.placement.placed import is_placed
+
+from .table import linear, on_cpu, on_device
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("sim")
+
+
+def bring(*tensors: torch.Tensor) -> dict[int, int]:
+    return materialise(tensors, CPU, lambda done, total: None)
+
+
+def test_a_tensor_is_the_same_object_elsewhere() -> None:
+    tensor = on_device()
+    old = tensor.data_ptr()
+    addresses = bring(tensor)
+    assert type(tensor) is torch.Tensor
+    assert torch.equal(tensor, on_cpu())
+    assert tensor.data_ptr() != old
+    assert addresses == {tensor.data_ptr(): old}
+
+
+def test_views_stay_views_and_the_rest_of_the_memory_comes_along() -> None:
+    base = on_device()
+    part, turned = base[1], base.T
+    bring(part, turned, base)
+    base[1, 2] = 50
+    assert part[2] == 50
+    assert turned[2, 1] == 50
+    assert turned.stride() == (1, 3)
+    assert part.storage_offset() == 3
+
+
+def test_parameters_stay_parameters_of_their_module() -> None:
+    module = linear().to("cuda")
+    module.again = nn.Linear(3, 2, device="cuda")
+    module.again.weight = module.weight
+    weight = module.weight
+    bring(*{id(p): p for p in module.parameters()}.values())
+    assert module.weight is weight is module.again.weight
+    assert type(weight) is nn.Parameter
+    assert weight.requires_grad
+    assert weight.is_leaf
+    assert not any(map(is_placed, module.state_dict().values()))
+    module(on_cpu()).sum().backward()
+    assert weight.grad is not None
+
+
+def test_the_version_stays() -> None:
+    tensor = on_device()
+    tensor.add_(1)
+    before = tensor._version
+    bring(tensor)
+    assert tensor._version == before
+
+
+def test_an_inference_tensor_comes_too() -> None:
+    with torch.inference_mode():
+        tensor = on_device() * 2
+    assert tensor.is_inference()
+    bring(tensor)
+    assert torch.equal(tensor, on_cpu() * 2)
+
+
+def test_an_empty_tensor_and_a_number() -> None:
+    empty, number = torch.zeros(0, 3, device="cuda"), torch.tensor(2.0, device="cuda")
+    bring(empty, number)
+    assert empty.shape == (0, 3)
+    assert number.item() == 2
+
+
+def test_progress_counts_each_storage_once() -> None:
+    base = on_device()
+    heard: list[tuple[int, int]] = []
+    materialise([base, base[0], base.view(-1)], CPU, lambda done, total: heard.append((done, total)))
+    assert heard == [(0, 24), (24, 24)]

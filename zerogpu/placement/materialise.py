@@ -1,0 +1,139 @@
+"""Materialising: a worker's placed tensors become tensors on its device, where they stand.
+
+Each storage is copied once, however many tensors view it, and the copies are large, asynchronous and
+from pinned memory: the arena itself where the driver can pin it, else two buffers that take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .placed import take_off, without_us
+
+__all__ = ["materialise", "pinned"]
+
+_STEP = 256 * 1024 * 1024
+"""Bytes after which progress is reported."""
+_BUFFER = 32 * 1024 * 1024
+"""Bytes of each of the two pinned buffers."""
+_READ_ONLY = 8
+"""cudaHostRegisterReadOnly: the arena is mapped for reading only."""
+
+
+def materialise(
+    tensors: Iterable[Any], device: torch.device, report: Callable[[int, int], None]
+) -> dict[int, int]:
+    """Bring placed tensors to `device`.
+
+    Args:
+        tensors: placed tensors; those that share memory share it on the device too.
+        device: where to.
+        report: called with the bytes that are there and those that there will be.
+
+    Returns:
+        The old address of each tensor, by the new one.
+
+    Raises:
+        RuntimeError: torch's own, such as out of memory.
+    """
+    groups = _by_storage(tensors)
+    total = sum(storage.nbytes() for storage, _ in groups)
+    done = reported = 0
+    addresses: dict[int, int] = {}
+    send = _Copier(device)
+    report(0, total)
+    for storage, views in groups:
+        there = send(storage)
+        for tensor in views:
+            old = tensor.data_ptr()
+            _switch(tensor, there)
+            addresses[tensor.data_ptr()] = old
+        done += storage.nbytes()
+        if done - reported >= _STEP:
+            send.finish()
+            report(done, total)
+            reported = done
+    send.finish()
+    report(total, total)
+    return addresses
+
+
+def _by_storage(tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
+    groups: dict[int, tuple[Any, list[Any]]] = {}
+    for tensor in tensors:
+        with without_us():
+            storage = torch._C.TensorBase.untyped_storage(tensor)
+        groups.setdefault(storage._cdata, (storage, []))[1].append(tensor)
+    return list(groups.values())
+
+
+def _switch(tensor: Any, storage: Any) -> None:
+    """Let a placed tensor view the same part of `storage` instead, as an ordinary tensor."""
+    take_off(tensor)
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        moved = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+        moved.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        tensor.data = moved
+
+
+class _Copier:
+    """Copies storages to a device; `finish` waits until all are there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cuda = device.type == "cuda"
+        self._buffers: list[tuple[Any, Any]] = []
+
+    def __call__(self, storage: Any) -> Any:
+        source = torch.empty(0, dtype=torch.uint8).set_(storage)
+        target = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self._device)
+        if not self._cuda or source.numel() < _BUFFER or source.is_pinned():
+            target.copy_(source, non_blocking=True)
+        else:
+            self._stage(source, target)
+        return target.untyped_storage()
+
+    def _stage(self, source: Any, target: Any) -> None:
+        """Copy through two pinned buffers: one is filled while the other is read by the device."""
+        if not self._buffers:
+            pair = [torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            event: Any = torch.cuda.Event
+            self._buffers = [(buffer, event()) for buffer in pair]
+        for start in range(0, source.numel(), _BUFFER):
+            buffer, free = self._buffers[0]
+            self._buffers.reverse()
+            free.synchronize()
+            part = source[start : start + _BUFFER]
+            buffer[: part.numel()].copy_(part)
+            target[start : start + part.numel()].copy_(buffer[: part.numel()], non_blocking=True)
+            free.record()
+
+    def finish(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+
+@contextmanager
+def pinned(ranges: Iterable[tuple[int, int]]) -> Iterator[None]:
+    """Pin memory for the device within, where the driver can; what it cannot pin is staged.
+
+    Args:
+        ranges: start address and bytes of read-only memory. It has to be mapped shared: to pin a private
+            mapping would copy it.
+    """
+    cudart: Any = torch.cuda.cudart
+    runtime = cudart()
+    held = []
+    for start, size in ranges:
+        if int(runtime.cudaHostRegister(start, size, _READ_ONLY)) == 0:
+            held.append(start)
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()
+        for start in held:
+            runtime.cudaHostUnregister(start)
