@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -23,6 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     plugins = config.pluginmanager
     if not plugins.has_plugin("zerogpu") and not plugins.has_plugin("zerogpu.integrations.pytest"):
         plugins.import_plugin("zerogpu.integrations.pytest")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _LATE = ("servers", "integrations", "aoti", "demos", "browser")
