@@ -29,7 +29,7 @@ class Settings:
     """What can be set, with its default. Each field is also the environment variable ``ZEROGPU_<NAME>``."""
 
     device: str = "auto"
-    """Where workers compute: ``cuda``, ``cpu``, ``sim``, or ``auto``: ``cuda`` if there is one, else ``cpu``."""
+    """Where workers compute: ``cuda``, ``cpu`` or ``sim``; ``auto`` is ``cuda`` if there is, else ``cpu``."""
     slots: int = 1
     """Workers that may run at the same time on one device."""
     sim_devices: int = 1

@@ -29,22 +29,25 @@ _DRIVER_OPEN = "/dev/nvidia-uvm"
 """A program has this file open once it started CUDA; NVML, which only looks, does not open it."""
 
 
-def cuda_in_main(what: str, where: str = "outside a GPU function") -> CUDAInMainError:
+ADVICE = (
+    "The process of the web server never holds a GPU, so that it is free while nobody computes. Move this "
+    "into a function decorated with @zerogpu.gpu, which runs on a GPU when it is called; or, if it must be "
+    "ready before the first call, into a function given to zerogpu.on_worker_start."
+)
+
+
+def cuda_in_main(what: str, where: str = "outside a GPU function", advice: str = ADVICE) -> CUDAInMainError:
     """The error for a use of CUDA that was stopped; it names the line of the app that led there.
 
     Args:
         what: the function that would have started CUDA.
         where: the process, in words that fit after "uses CUDA".
+        advice: why that cannot be, and what to do.
     """
     app, library = _lines(sys._getframe(1))
     line = app or library or "an unknown line"
     through = f" (through {library})" if app and library else ""
-    return CUDAInMainError(
-        f"{line} uses CUDA {where}: {what} would start it{through}. The process of the web server never "
-        "holds a GPU, so that it is free while nobody computes. Move this into a function decorated with "
-        "@zerogpu.gpu, which runs on a GPU when it is called; or, if it must be ready before the first call, "
-        "into a function given to zerogpu.on_worker_start."
-    )
+    return CUDAInMainError(f"{line} uses CUDA {where}: {what} would start it{through}. {advice}")
 
 
 def check_untouched() -> None:

@@ -41,7 +41,6 @@ _CONSTANT = frozenset(
         "torch.cuda.get_device_capability",
         "torch.cuda.is_bf16_supported",
         "torch.cuda.is_current_stream_capturing",
-        "torch.backends.cuda.is_built",
         "torch._C._accelerator_getAccelerator",
     )
 )
@@ -183,9 +182,10 @@ def _stand_in(name: str, original: Any, answer: Any) -> Any:
 
 def _replace_everywhere(originals: dict[int, tuple[Any, Any]]) -> None:
     """Replace in all modules: ``from torch.cuda import synchronize`` has copied the function."""
+    own = {part.__name__ for part in PARTS}
     for module in list(sys.modules.values()):
         namespace = getattr(module, "__dict__", None)
-        if not isinstance(namespace, dict):
+        if not isinstance(namespace, dict) or namespace.get("__name__") in own:
             continue
         for name, value in list(namespace.items()):
             found = originals.get(id(value))

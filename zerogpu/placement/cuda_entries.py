@@ -98,15 +98,13 @@ for _name in ("CUDAGraph", "graph", "MemPool", "ExternalStream", "CUDAPluggableA
     TABLE[f"torch.cuda.{_name}"] = _Refused(_name, (), {})
 
 for _name in (
-    *(
-        "torch.cuda.make_graphed_callables",
-        "torch.cuda.get_stream_from_external",
-        "torch.cuda._compile_kernel",
-    ),
-    *("torch.cuda.current_blas_handle", "torch.cuda.current_solver_handle", "torch.cuda.export_dot"),
-    "torch.cuda.export_graph_data",
+    "make_graphed_callables",
+    "get_stream_from_external",
+    "current_blas_handle",
+    "current_solver_handle",
+    "_compile_kernel",
 ):
-    TABLE[_name] = _refusal(_name)
+    TABLE[f"torch.cuda.{_name}"] = _refusal(f"torch.cuda.{_name}")
 
 
 @answers("torch.cuda.is_current_stream_capturing", "torch._C._cuda_isCurrentStreamCapturing")

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+import torch
+
 from . import devices
 from .cuda_state import answers, refuse, state
 
@@ -42,6 +44,15 @@ def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
         values[f"{stat}.{metric}"] = 0
     values |= dict.fromkeys(_SINGLE, 0) | {"max_split_size": -1}
     return OrderedDict(sorted(values.items()))
+
+
+_summarise: Any = torch.cuda.memory.memory_summary
+
+
+@answers("torch.cuda.memory_summary")
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """torch's own text, of the stats here."""
+    return str(_summarise(state.index(device), abbreviated))
 
 
 @answers("torch.cuda.memory_stats_as_nested_dict")

@@ -1,10 +1,13 @@
-"""Queries: which devices `torch.cuda` and `torch.accelerator` tell of, and what they say of them."""
+"""Queries: which devices `torch.cuda` tells of, and what it says of them.
+
+What torch was built for is not among them: ``torch.backends.cuda.is_built()`` and ``torch.version.cuda`` stay
+true where devices are made up, since torch imports names by the one that a CPU build does not have, and
+libraries load CUDA's own by the other.
+"""
 
 from __future__ import annotations
 
 from typing import Any
-
-import torch
 
 from ..errors import ZeroGPUError
 from . import nvml
@@ -17,11 +20,6 @@ from .properties import DeviceProperties, architectures, properties
 @answers("torch.cuda.is_available")
 def is_available() -> bool:
     return state.count > 0
-
-
-@answers("torch.cuda._is_compiled", "torch.backends.cuda.is_built")
-def is_built() -> bool:
-    return state.kind != "cpu" or torch.version.cuda is not None
 
 
 @answers("torch.cuda.is_initialized")

@@ -96,9 +96,7 @@ class State:
                 raise ValueError(f"Expected a cuda device, but got: {device}")
             device = self.current if device.index is None else device.index
         if isinstance(device, bool) or not isinstance(device, int):
-            raise ValueError(
-                f"Expected a torch.device with a specified index or an integer, but got: {device}"
-            )
+            raise ValueError(f"Expected a device or an index, but got: {device}")  # noqa: TRY004 - as torch
         return self.valid(device)
 
     def valid(self, index: int) -> int:
@@ -131,9 +129,10 @@ state = State()
 
 def refuse(what: str) -> Exception:
     """The error for a use of CUDA that nothing here can answer."""
-    where = "outside a GPU function"
     if state.kind == "cpu":
-        where = "on a host where the app runs on the CPU (ZEROGPU_DEVICE)"
+        where, advice = "where the app runs on the CPU", "There is no such thing on the CPU"
     elif state.kind == "sim":
-        where = "on a simulated device (ZEROGPU_DEVICE=sim), which has no kernels"
-    return cuda_in_main(what, where)
+        where, advice = "on a simulated device", "Simulated devices (ZEROGPU_DEVICE=sim) run no kernels"
+    else:
+        return cuda_in_main(what)
+    return cuda_in_main(what, where, f"{advice}; leave it out here, or run the app on a host with a GPU.")

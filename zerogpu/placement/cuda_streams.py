@@ -16,6 +16,9 @@ from .cuda_state import TABLE, answers, refuse, state
 
 __all__ = ["Event", "Stream"]
 
+_cuda: Any = torch.cuda
+"""torch's functions or ours, whichever stand there when they are called."""
+
 _CUDA = 1
 """The number of the device type "cuda" in torch."""
 _PRIORITIES = (0, -5)
@@ -52,6 +55,10 @@ class _Lasting:
         return self._made
 
 
+def _unwrapped(thing: Any) -> Any:
+    return thing._real() if isinstance(thing, _Lasting) else thing
+
+
 class Stream(_Lasting, metaclass=_Replaced):
     """Stands for `torch.cuda.Stream`; all work on it is done already."""
 
@@ -72,12 +79,12 @@ class Stream(_Lasting, metaclass=_Replaced):
         return _PRIORITIES
 
     def _make(self) -> Any:
-        return torch.cuda.Stream(priority=self._priority) if self._id else torch.cuda.default_stream()
+        return _cuda.Stream(priority=self._priority) if self._id else _cuda.default_stream()
 
     @property
     def device(self) -> torch.device:
         real = self._real()
-        return real.device if real is not None else torch.device("cuda", self._index)
+        return torch.device("cuda", self._index) if real is None else torch.device(real.device)
 
     @property
     def device_index(self) -> int:
@@ -90,12 +97,12 @@ class Stream(_Lasting, metaclass=_Replaced):
     @property
     def stream_id(self) -> int:
         real = self._real()
-        return real.stream_id if real is not None else self._id
+        return int(real.stream_id) if real is not None else self._id
 
     @property
     def cuda_stream(self) -> int:
         real = self._real()
-        return real.cuda_stream if real is not None else self._id
+        return int(real.cuda_stream) if real is not None else self._id
 
     @property
     def priority(self) -> int:
@@ -124,7 +131,7 @@ class Stream(_Lasting, metaclass=_Replaced):
 
     def query(self) -> bool:
         real = self._real()
-        return real.query() if real is not None else True
+        return bool(real.query()) if real is not None else True
 
     def synchronize(self) -> None:
         real = self._real()
@@ -132,12 +139,12 @@ class Stream(_Lasting, metaclass=_Replaced):
             real.synchronize()
 
     def __enter__(self) -> Stream:
-        self._before = torch.cuda.current_stream(self.device)
-        torch.cuda.set_stream(self)  # type: ignore[arg-type]
+        self._before = _cuda.current_stream(self.device)
+        _cuda.set_stream(self)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        torch.cuda.set_stream(self._before)
+        _cuda.set_stream(self._before)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
@@ -166,7 +173,7 @@ class Event(_Lasting, metaclass=_Replaced):
         self._time: int | None = None
 
     def _make(self) -> Any:
-        return torch.cuda.Event(enable_timing=self._timed, blocking=self._blocking)
+        return _cuda.Event(enable_timing=self._timed, blocking=self._blocking)
 
     @property
     def device(self) -> torch.device | None:
@@ -175,7 +182,7 @@ class Event(_Lasting, metaclass=_Replaced):
     @property
     def cuda_event(self) -> int:
         real = self._real()
-        return real.cuda_event if real is not None else 0
+        return int(real.cuda_event) if real is not None else 0
 
     @property
     def _as_parameter_(self) -> ctypes.c_void_p:
@@ -184,18 +191,17 @@ class Event(_Lasting, metaclass=_Replaced):
     def record(self, stream: Any = None) -> None:
         real = self._real()
         if real is not None:
-            return real.record(stream._real() if isinstance(stream, _Lasting) else stream)
+            real.record(_unwrapped(stream))
         self._time = time.perf_counter_ns()
-        return None
 
     def wait(self, stream: Any = None) -> None:
         real = self._real()
         if real is not None:
-            real.wait(stream._real() if isinstance(stream, _Lasting) else stream)
+            real.wait(_unwrapped(stream))
 
     def query(self) -> bool:
         real = self._real()
-        return real.query() if real is not None else True
+        return bool(real.query()) if real is not None else True
 
     def synchronize(self) -> None:
         real = self._real()
@@ -206,14 +212,12 @@ class Event(_Lasting, metaclass=_Replaced):
         """Milliseconds from this event's record to the other's."""
         real = self._real()
         if real is not None:
-            return float(
-                real.elapsed_time(end_event._real() if isinstance(end_event, _Lasting) else end_event)
-            )
+            return float(real.elapsed_time(_unwrapped(end_event)))
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._time is None or end_event._time is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        return (end_event._time - self._time) / 1e6
+        return float(end_event._time - self._time) / 1e6
 
     def ipc_handle(self) -> bytes:
         raise refuse("torch.cuda.Event.ipc_handle")
