@@ -49,7 +49,6 @@ HARMLESS = frozenset(
         "_cuda_tunableop_get_max_tuning_iterations",
         "_cuda_tunableop_is_enabled",
         "_cuda_tunableop_set_cublaslt_requested_algo_count",
-        "_cuda_tunableop_set_filename",
         "_cuda_tunableop_set_max_tuning_duration",
         "_cuda_tunableop_set_max_tuning_iterations",
         "_cuda_tunableop_set_numerical_check_tolerances",
