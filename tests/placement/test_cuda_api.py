@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import subprocess
 import sys
 import time
 import warnings
@@ -18,7 +19,7 @@ import torch
 
 from zerogpu.config import Settings
 from zerogpu.errors import CUDAInMainError, ZeroGPUError
-from zerogpu.placement import cuda_api, devices
+from zerogpu.placement import cuda_api, devices, properties
 from zerogpu.placement.cuda_entries import HARMLESS, doors
 from zerogpu.placement.cuda_state import TABLE, state
 
@@ -222,6 +223,24 @@ class TestInstalling:
         if BUILT:
             assert type(event()) is torch.cuda.Event
 
+    def test_torch_can_be_imported_later(self) -> None:
+        code = """
+import sys, wrapt
+from zerogpu.config import Settings
+from zerogpu.placement import devices
+devices.hide()
+devices.choose(Settings(device="sim"))
+assert "torch" not in sys.modules
+def install(torch):
+    from zerogpu.placement import cuda_api
+    cuda_api.install(devices.chosen(), Settings().cache_dir)
+wrapt.register_post_import_hook(install, "torch")
+import torch
+print(torch.cuda.is_available(), torch.cuda.get_device_name())
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.stdout.strip() == "True zerogpu simulated GPU", done.stderr
+
     def test_the_random_generators_are_the_ones_given(self, install: Install) -> None:
         made = [torch.Generator("cpu"), torch.Generator("cpu")]
         install("cuda", generator=lambda index: made[index])
@@ -306,6 +325,17 @@ class TestDevices:
         monkeypatch.setattr(torch._C, "_cuda_isInBadFork", lambda: True)
         with pytest.raises(CUDAInMainError, match="Import zerogpu before torch"):
             cuda_api.enter_worker(devices.devices()[0])
+
+    def test_the_architectures_are_asked_elsewhere(
+        self, clean: None, install: Install, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """torch's own answer would make forks of this process unable to use CUDA."""
+        install("cuda")
+        known = {"properties": {}, "architectures": ["sm_80", "sm_90"]}
+        monkeypatch.setattr(properties, "_known", {devices.devices()[0]: known})
+        assert torch.cuda.get_arch_list() == ["sm_80", "sm_90"]
+        assert "sm_90" in torch.cuda.get_gencode_flags()
+        assert not _poisoned()
 
     def test_properties_can_be_pickled(self, install: Install) -> None:
         install("sim")

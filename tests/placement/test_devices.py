@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import torch
 from zerogpu.config import Settings
 from zerogpu.errors import CUDAInMainError, ZeroGPUError
 from zerogpu.placement import blame, devices, nvml, visible
-from zerogpu.placement.properties import FIELDS, DeviceProperties, properties
+from zerogpu.placement.properties import FIELDS, DeviceProperties, architectures, properties
 
 from .nvml import GIB, Card, use
 
@@ -219,6 +220,7 @@ class TestProperties:
         assert (found.name, found.warp_size, found.uuid) == ("a name", 32, "the uuid")
         assert asked.read_text().split() == [B.uuid]
         assert properties(second, tmp_path / "cache") == found
+        assert architectures(second, tmp_path / "cache") == ["sm_90"]
         assert asked.read_text().split() == [B.uuid], "asked once"
 
     def test_the_answer_is_kept_for_the_next_start(
@@ -281,6 +283,18 @@ def _torch_that_knows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class TestWhoStartedCuda:
+    @pytest.mark.parametrize(
+        ("path", "shown"),
+        [
+            ("/x/site-packages/onnxruntime/capi/libonnxruntime_providers_cuda.so", "onnxruntime (lib.*)"),
+            ("/x/site-packages/nvidia/cu13/lib/libcudart.so.13", "torch"),
+            ("/usr/lib/libcudart.so.12", "libcudart.so.12"),
+        ],
+    )
+    def test_a_loaded_library_is_named_with_its_package(self, path: str, shown: str) -> None:
+        assert blame._DRIVER.search(path)
+        assert re.fullmatch(shown.replace("(", r"\(").replace(")", r"\)"), blame._package(path))
+
     def test_nobody_is_blamed_where_nobody_did(self) -> None:
         blame.check_untouched()
 

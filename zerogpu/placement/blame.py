@@ -23,7 +23,7 @@ _STANDARD = tuple(
 )
 _PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _DRIVER = re.compile(
-    r"libcuda\.so|libcudart|libonnxruntime_providers_cuda|libctranslate2|libggml-cuda|libtorch_cuda"
+    r"/lib(cudart|onnxruntime_providers_cuda|ctranslate2|ggml-cuda|torch_cuda|tensorflow_cc)"
 )
 _DRIVER_OPEN = "/dev/nvidia-uvm"
 """A program has this file open once it started CUDA; NVML, which only looks, does not open it."""
@@ -62,7 +62,7 @@ def check_untouched() -> None:
     if started is None:
         return
     loaded = _driver_libraries()
-    known = f" Libraries loaded here that can do that: {', '.join(loaded)}." if loaded else ""
+    known = f" Loaded here and able to: {', '.join(loaded)}." if loaded else ""
     raise CUDAInMainError(
         f"{started}. A worker is a fork of this process and could not use the GPU.{known} Import zerogpu "
         "before the libraries that ask for a GPU, and build handles that need one, such as an onnxruntime "
@@ -91,13 +91,23 @@ def _open_files() -> set[str]:
 
 
 def _driver_libraries() -> list[str]:
-    """File names of the loaded libraries that talk to the driver."""
+    """The loaded libraries that can talk to the driver, each with its package; torch's only if alone."""
     try:
         maps = Path("/proc/self/maps").read_text(errors="replace")
     except OSError:
         return []
-    names = {line.rsplit("/", 1)[-1] for line in maps.splitlines() if "/" in line}
-    return sorted(name for name in names if _DRIVER.match(name))
+    paths = {line[line.index("/") :] for line in maps.splitlines() if "/" in line}
+    found = {_package(path) for path in paths if _DRIVER.search(path)}
+    return sorted(found - {"torch"}) or sorted(found)
+
+
+def _package(path: str) -> str:
+    """The package that a library belongs to and the library's name; ``torch`` for all that torch brings."""
+    name = path.rsplit("/", 1)[-1]
+    package = re.search(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)", path)
+    if package is None:
+        return name
+    return "torch" if package[1] in ("torch", "nvidia", "triton") else f"{package[1]} ({name})"
 
 
 def _lines(frame: FrameType | None) -> tuple[str | None, str | None]:

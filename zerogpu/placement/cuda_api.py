@@ -87,10 +87,7 @@ def uninstall() -> None:
     A function that someone took while the answers were installed passes on to torch's own from now on.
     """
     with _lock:
-        while _changed:
-            namespace, name, original = _changed.pop()
-            namespace[name] = original
-        state.clear()
+        _undo()
 
 
 def installed() -> Kind | None:
@@ -109,7 +106,7 @@ def enter_worker(device: DeviceInfo) -> None:
     """
     select(device)
     if device.kind == "cuda":
-        uninstall()
+        _undo()  # without the lock, which another thread may have held when this process was forked
         _check_fork()
     elif device.kind == "sim" and state.kind == "sim":
         own = state.generators[device.index]
@@ -119,6 +116,13 @@ def enter_worker(device: DeviceInfo) -> None:
         state.local = threading.local()
         state.initialized = True
         vars(torch.cuda)["default_generators"] = state.generators
+
+
+def _undo() -> None:
+    while _changed:
+        namespace, name, original = _changed.pop()
+        namespace[name] = original
+    state.clear()
 
 
 def _check_fork() -> None:
