@@ -16,6 +16,11 @@ from zerogpu.config import Settings
 GOOD: list[tuple[str, str, Any]] = [
     ("device", "cpu", "cpu"),
     ("device", " AUTO ", "auto"),
+    ("device", "Sim", "sim"),
+    ("device", "cuda", "cuda"),
+    ("sim_devices", "4", 4),
+    ("sim_memory", "2GiB", 2 * 2**30),
+    ("sim_memory", "1000", 1000),
     ("slots", "3", 3),
     ("keep_warm", "0.5", 0.5),
     ("keep_warm", "0", 0.0),
@@ -26,7 +31,10 @@ GOOD: list[tuple[str, str, Any]] = [
     ("cache_dir", "/some/folder", Path("/some/folder")),
 ]
 BAD: list[tuple[str, str, str]] = [
-    ("device", "tpu", "one of auto, cpu"),
+    ("device", "tpu", "one of auto, cuda, cpu, sim"),
+    ("sim_devices", "0", "a whole number of at least 1"),
+    ("sim_memory", "much", "bytes, or a size"),
+    ("sim_memory", "0", "bytes, or a size"),
     ("slots", "0", "a whole number of at least 1"),
     ("slots", "-1", "a whole number of at least 1"),
     ("slots", "1.5", "a whole number of at least 1"),

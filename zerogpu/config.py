@@ -16,6 +16,7 @@ from typing import Any
 
 import platformdirs
 
+from . import sizes
 from .notices import warn_app
 
 __all__ = ["Settings", "configure", "read"]
@@ -28,9 +29,13 @@ class Settings:
     """What can be set, with its default. Each field is also the environment variable ``ZEROGPU_<NAME>``."""
 
     device: str = "auto"
-    """``auto`` or ``cpu``: where workers compute."""
+    """Where workers compute: ``cuda``, ``cpu`` or ``sim``; ``auto`` is ``cuda`` if there is, else ``cpu``."""
     slots: int = 1
-    """Workers that may run at the same time on the device."""
+    """Workers that may run at the same time on one device."""
+    sim_devices: int = 1
+    """Devices that ``sim`` makes up."""
+    sim_memory: int = 16 * 2**30
+    """Bytes of memory of each device that ``sim`` makes up; a text such as ``16GiB`` is accepted."""
     keep_warm: float = 10.0
     """Seconds that an idle worker stays before it ends."""
     grace: float = 5.0
@@ -82,6 +87,13 @@ def _one_of(*allowed: str) -> Callable[[object], str]:
     return parse
 
 
+def _bytes(text: object) -> int:
+    try:
+        return sizes.parse(text, "size")
+    except (TypeError, ValueError):
+        raise _Expected('bytes, or a size such as "16GiB"') from None
+
+
 def _folder(text: object) -> Path:
     if not isinstance(text, (str, os.PathLike)) or not str(text).strip():
         raise _Expected("the path of a folder")
@@ -89,8 +101,10 @@ def _folder(text: object) -> Path:
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "device": _one_of("auto", "cpu"),
+    "device": _one_of("auto", "cuda", "cpu", "sim"),
     "slots": _whole(1),
+    "sim_devices": _whole(1),
+    "sim_memory": _bytes,
     "keep_warm": _number,
     "grace": _number,
     "max_queue": _whole(0),

@@ -12,16 +12,15 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
+from . import sizes
+
 __all__ = ["Duration", "Options", "check", "is_time", "seconds"]
 
 Duration = float | int | timedelta | Callable[..., Any]
 
 _SIZES = ("large", "xlarge")
-_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _NUMERIC = re.compile(r"\b(u?int|b?float)\d")
 """In the name of a numpy or torch type: not booleans, complex numbers, text or timedelta64."""
-_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,8 @@ def check(values: dict[str, Any]) -> Options:
     checked["duration"] = duration if callable(duration) else seconds(duration, "duration")
     if values.get("size", "large") not in _SIZES:
         raise ValueError(f"size={values['size']!r}: expected one of {', '.join(map(repr, _SIZES))}")
-    checked["memory"] = _memory(values.get("memory"))
+    memory = values.get("memory")
+    checked["memory"] = None if memory is None else sizes.parse(memory, "memory")
     if not isinstance(values.get("batch", False), bool):
         raise TypeError(f"batch={values['batch']!r}: expected True or False")
     most = values.get("max_batch_size", 8)
@@ -143,23 +143,3 @@ def _finite(number: Any) -> float:
         return float(number)
     except (OverflowError, ValueError):  # 10**400; a signalling Decimal NaN
         return math.nan
-
-
-def _memory(value: object) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        match = _MEMORY.fullmatch(value)
-        if match:
-            unit = (match[2] or "").lower()
-            return _positive(float(match[1]) * (_BINARY.get(unit) or _BYTES[unit]), value)
-        raise ValueError(f'memory={value!r}: expected bytes, or a size such as "6GiB"')
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f'memory={value!r}: expected bytes, or a size such as "6GiB"')
-    return _positive(float(value), value)
-
-
-def _positive(number: float, shown: object) -> int:
-    if not math.isfinite(number) or number < 1:
-        raise ValueError(f'memory={shown!r}: expected at least one byte, e.g. "6GiB"')
-    return int(number)

@@ -1,35 +1,44 @@
-"""What "cuda" means in a test: devices that are elsewhere, or the CPU."""
+"""Every test here chooses its device anew and leaves torch, the environment and the choice as they were."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import pytest
 
-from zerogpu.placement import intercept
-from zerogpu.placement.meaning import meaning
+from zerogpu import config
+from zerogpu.placement import activation, intercept, notes, properties
 
 
-def _with_meaning(**changes: object) -> Iterator[None]:
-    before, was_installed = dataclasses.asdict(meaning), intercept.installed()
-    for name, value in changes.items():
-        setattr(meaning, name, value)
-    intercept.install()
+@pytest.fixture(autouse=True)
+def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    was_active = intercept.installed()
+    activation.deactivate()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("_ZEROGPU_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(notes, "_given", set())
+    monkeypatch.setattr(properties, "_known", {})
     yield
-    for name, value in before.items():
-        setattr(meaning, name, value)
-    if not was_installed:
-        intercept.uninstall()
+    activation.deactivate()
+    monkeypatch.undo()
+    config._configured.clear()
+    if was_active:
+        activation.activate()
+
+
+def activated(**settings: object) -> None:
+    activation.deactivate()
+    config.configure(**settings)
+    activation.activate()
 
 
 @pytest.fixture
-def sim() -> Iterator[None]:
+def sim() -> None:
     """The main process of a host with two devices, simulated."""
-    yield from _with_meaning(placed=True, simulated=True, count=2, current=lambda: 0)
+    activated(device="sim", sim_devices=2)
 
 
 @pytest.fixture
-def cpu() -> Iterator[None]:
+def cpu() -> None:
     """The main process of a host without a device."""
-    yield from _with_meaning(placed=False, simulated=False)
+    activated(device="cpu")

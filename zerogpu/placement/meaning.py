@@ -21,6 +21,8 @@ class Meaning:
         count: the devices that may be named.
         current: the index of the current device.
         note: called when "cuda" is named and means the CPU.
+        failure: why no meaning could be settled; raised where one is needed.
+        used: whether a device was named, so that it is too late to choose another.
     """
 
     placed: bool = False
@@ -28,6 +30,8 @@ class Meaning:
     count: int = 1
     current: Callable[[], int] = lambda: 0
     note: Callable[[], object] = lambda: None
+    failure: Exception | None = None
+    used: bool = False
 
     def traced(self, index: int) -> torch.device:
         """Where a tensor on device `index` is in a program that is traced with fake tensors."""
@@ -45,6 +49,7 @@ def cuda_index(device: Any) -> int | None:
 
     Raises:
         RuntimeError: there is no device with this index.
+        ZeroGPUError: the device that the settings ask for is not there.
     """
     if isinstance(device, int) and not isinstance(device, bool):
         index: int | None = device
@@ -58,6 +63,9 @@ def cuda_index(device: Any) -> int | None:
         index = device.index
     else:
         return None
+    meaning.used = True
+    if meaning.failure is not None:
+        raise meaning.failure
     if not meaning.placed:
         meaning.note()
         return 0

@@ -1,0 +1,97 @@
+"""From here on "cuda" is accepted in this process: what `zerogpu` does when torch is imported.
+
+settings ──► devices.choose ──► meaning       what the word means: a device that is elsewhere, or the CPU
+                            ──► cuda_api      what torch.cuda answers
+                            ──► intercept     Tensor.to, factories, files
+                            ──► crossing      how tensors travel to workers and back
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .. import config
+from ..config import Settings
+from ..errors import ZeroGPUError
+from ..process.tensors import Crossing, cross_with
+from . import cuda_api, devices, intercept
+from .crossing import Placing
+from .cuda_state import state
+from .generators import PlacedGenerator
+from .meaning import Meaning, meaning
+from .notes import note_once
+
+__all__ = ["activate", "deactivate", "follow"]
+
+
+def activate() -> None:
+    """Choose the device and let this process accept it; again does nothing.
+
+    Importing never fails: what is wrong with the settings is raised when a device is named, and when the
+    app goes live.
+    """
+    if intercept.installed():
+        return
+    try:
+        settings = config.read()
+        kind = devices.choose(settings)
+    except (ValueError, ZeroGPUError) as error:
+        _set(Meaning(failure=error))
+    else:
+        _set(_meaning_of(kind))
+        choice = devices.chosen()
+        assert choice is not None
+        devices.hide()
+        cuda_api.install(choice, settings.cache_dir, generator=_generator)
+        cross_with(Placing() if meaning.placed else Crossing())
+    intercept.install()
+    importlib.import_module(".libraries", __package__).join()
+
+
+def deactivate() -> None:
+    """Take everything back, and choose anew at the next `activate`."""
+    intercept.uninstall()
+    cuda_api.uninstall()
+    devices.forget()
+    devices.restore()
+    cross_with(Crossing())
+    _set(Meaning())
+
+
+def follow(settings: Settings) -> None:
+    """Activate anew if other settings were made before anything named a device.
+
+    Raises:
+        ZeroGPUError: the device was changed too late, or is not there.
+    """
+    if not intercept.installed():
+        return
+    if not meaning.used:
+        deactivate()
+        activate()
+    if meaning.failure is not None:
+        raise meaning.failure
+    devices.choose(settings)
+
+
+def _meaning_of(kind: devices.Kind) -> Meaning:
+    if kind == "cpu":
+        return Meaning(note=note_once)
+    return Meaning(
+        placed=True,
+        simulated=kind == "sim",
+        count=len(devices.devices()),
+        current=lambda: state.current,
+    )
+
+
+def _set(new: Meaning) -> None:
+    for name, value in vars(new).items():
+        setattr(meaning, name, value)
+
+
+def _generator(index: int) -> Any:
+    made = PlacedGenerator("cpu")
+    made._placed_on = index
+    return made
