@@ -36,6 +36,7 @@ from .errors import (
     ZeroGPUError,
 )
 from .lifecycle import on_worker_start, refresh, shutdown, start, status
+from .process.worker import in_worker
 
 if TYPE_CHECKING:
     from .aoti import CapturedCall, CompiledGraph, aoti_apply, aoti_capture, aoti_compile
@@ -89,4 +90,10 @@ def _join_gradio(_module: Any) -> None:
     importlib.import_module(".integrations.gradio", __name__).install()
 
 
+def _join_torch(_module: Any) -> None:
+    if not in_worker():  # a worker that imports torch by itself has a device, or none
+        importlib.import_module(".placement.activation", __name__).activate()
+
+
+wrapt.register_post_import_hook(_join_torch, "torch")
 wrapt.register_post_import_hook(_join_gradio, "gradio")

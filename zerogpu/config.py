@@ -114,6 +114,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 }
 
 _configured: dict[str, Any] = {}
+_listeners: list[Callable[[], None]] = []
 _reported: set[str] = set()
 
 
@@ -137,6 +138,13 @@ def configure(**settings: Any) -> None:
             raise TypeError(f"configure() has no setting {name!r}{_nearest(name)}")
         parsed[name] = _parse(name, value, f"configure({name}={value!r})")
     _configured.update(parsed)
+    for listener in _listeners:
+        listener()
+
+
+def on_configure(listener: Callable[[], None]) -> None:
+    """Call `listener` after each `configure`; what it raises is raised there."""
+    _listeners.append(listener)
 
 
 def read() -> Settings:

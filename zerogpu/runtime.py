@@ -12,7 +12,9 @@ import asyncio
 import atexit
 import contextvars
 import gc
+import importlib
 import os
+import sys
 import threading
 import time
 import weakref
@@ -27,6 +29,8 @@ from .errors import QueueTimeoutError, ZeroGPUError
 from .importing import wait_for_imports
 from .inline import Inline, can_fork
 from .notices import warn_app
+from .placement import devices
+from .placement.workers import worker_device
 from .process import codec
 from .process.app import App
 from .process.call import Call
@@ -237,7 +241,7 @@ class Runtime:
         gc.unfreeze()  # what an earlier snapshot froze has to be found again
         collect_garbage(thorough)
         context = contextvars.Context() if by_itself else contextvars.copy_context()
-        app = App(Snapshot(all_tasks(), context), settings, registered(), tuple(self.start_functions))
+        app = self._app(Snapshot(all_tasks(), context), settings)
         self._weights = WeightWatch(app.snapshot)
         old, self._live = self._live, Supervisor(app, standby=True)
         self._by_itself = by_itself
@@ -268,12 +272,17 @@ class Runtime:
     def _startup_app(self, context: contextvars.Context) -> App:
         with self.lock:
             settings = self._read_settings()
-            snapshot = Snapshot(all_tasks(), context)
-            return App(snapshot, settings, registered(), tuple(self.start_functions))
+            return self._app(Snapshot(all_tasks(), context), settings)
+
+    def _app(self, snapshot: Snapshot, settings: config.Settings) -> App:
+        device = worker_device(settings, snapshot)
+        return App(snapshot, settings, registered(), tuple(self.start_functions), device)
 
     def _read_settings(self) -> config.Settings:
         self.used = True
         settings = config.read()
+        if "torch" in sys.modules:
+            importlib.import_module(".placement.activation", __package__).follow(settings)
         if self._scheduler is None or settings != self._settings:
             self._end_idle_workers(time.monotonic())
             self._settings, self._scheduler = settings, Scheduler(settings)
@@ -370,7 +379,7 @@ class Runtime:
     def status(self) -> dict[str, Any]:
         """What runs now; see `zerogpu.status`."""
         if in_worker():  # the lock may have been held by the thread that forked
-            return {"state": "worker", "device": "cpu", "slots": 0, "waiting": 0, "workers": []}
+            return {"state": "worker", "device": devices.kind(), "slots": 0, "waiting": 0, "workers": []}
         with self.lock:
             supervisors = [s for s in (self._live, *self._retired) if s is not None]
             state = "stopped" if self._stopped else "live" if self._live else "startup"
@@ -381,7 +390,7 @@ class Runtime:
             ]
             return {
                 "state": state if can_fork() else "inline",
-                "device": "cpu",
+                "device": devices.kind(),
                 "slots": (self._settings or config.read()).slots,
                 "waiting": self._scheduler.waiting() if self._scheduler else 0,
                 "workers": workers,

@@ -8,6 +8,7 @@ settings ──► devices.choose ──► meaning       what the word means: a
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -60,19 +61,35 @@ def deactivate() -> None:
 
 
 def follow(settings: Settings) -> None:
-    """Activate anew if other settings were made before anything named a device.
+    """Choose again if other settings were made before anything named a device.
 
     Raises:
         ZeroGPUError: the device was changed too late, or is not there.
+        ValueError: another setting is out of range.
     """
     if not intercept.installed():
         return
-    if not meaning.used:
-        deactivate()
-        activate()
+    if meaning.failure is None:
+        try:
+            devices.choose(settings)
+        except ZeroGPUError:
+            if meaning.used:
+                raise
+        else:
+            return
+    deactivate()
+    activate()
     if meaning.failure is not None:
         raise meaning.failure
-    devices.choose(settings)
+
+
+def _configured() -> None:
+    """`configure` was called: later lines of the app are to find the device that it names."""
+    with contextlib.suppress(ValueError):  # of an environment variable: raised where it matters
+        follow(config.read())
+
+
+config.on_configure(_configured)
 
 
 def _meaning_of(kind: devices.Kind) -> Meaning:

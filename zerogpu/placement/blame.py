@@ -61,7 +61,7 @@ def check_untouched() -> None:
         started = f"this process has {_DRIVER_OPEN} open, so something in it has started CUDA"
     if started is None:
         return
-    loaded = _driver_libraries()
+    loaded = driver_libraries()
     known = f" Loaded here and able to: {', '.join(loaded)}." if loaded else ""
     raise CUDAInMainError(
         f"{started}. A worker is a fork of this process and could not use the GPU.{known} Import zerogpu "
@@ -90,7 +90,7 @@ def _open_files() -> set[str]:
     return found
 
 
-def _driver_libraries() -> list[str]:
+def driver_libraries() -> list[str]:
     """The loaded libraries that can talk to the driver, each with its package; torch's only if alone."""
     try:
         maps = Path("/proc/self/maps").read_text(errors="replace")

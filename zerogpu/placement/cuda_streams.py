@@ -94,6 +94,13 @@ class Stream(_Lasting, metaclass=_Replaced):
     def device_type(self) -> int:
         return _CUDA
 
+    def is_capturing(self) -> bool:
+        return False
+
+    @property
+    def native_handle(self) -> int:
+        return self.cuda_stream
+
     @property
     def stream_id(self) -> int:
         real = self._real()

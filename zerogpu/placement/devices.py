@@ -33,6 +33,7 @@ __all__ = [
     "devices",
     "forget",
     "hide",
+    "kind",
     "memory",
     "restore",
     "select",
@@ -107,6 +108,11 @@ def choose(settings: Settings) -> Kind:
 def chosen() -> Choice | None:
     """What was chosen, or None while nothing asked yet."""
     return _choice
+
+
+def kind() -> Kind | None:
+    """The kind of device in force; None while nothing has asked yet."""
+    return _choice.kind if _choice is not None else None
 
 
 def devices() -> tuple[DeviceInfo, ...]:

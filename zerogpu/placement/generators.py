@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import types
 from typing import Any
 
 import torch
@@ -27,6 +29,20 @@ class PlacedGenerator(_Generator):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"<torch._C.Generator on {self.device}>"
+
+
+def bring_to_device() -> None:
+    """In a worker that has a device: put a real generator wherever a placed one is held."""
+    for placed in [obj for obj in gc.get_objects() if type(obj) is PlacedGenerator]:
+        real = _Generator(device="cuda")
+        real.manual_seed(placed.initial_seed())
+        for holder in gc.get_referrers(placed):
+            if isinstance(holder, dict):
+                holder.update({key: real for key, value in holder.items() if value is placed})
+            elif isinstance(holder, list):
+                holder[:] = [real if value is placed else value for value in holder]
+            elif isinstance(holder, types.CellType):
+                holder.cell_contents = real
 
 
 def _arrive(device: str, seed: int, state: Any) -> Any:

@@ -73,6 +73,9 @@ class Snapshot:
     Args:
         tasks: the decorated functions; what they name can be passed by reference.
         context: the context variables that functions start with; none by default.
+
+    Attributes:
+        placed: the tensors that are on a device, as the app sees them.
     """
 
     def __init__(self, tasks: Iterable[Any] = (), context: contextvars.Context | None = None) -> None:
@@ -85,8 +88,11 @@ class Snapshot:
             gc.unfreeze()
         collects = gc.isenabled()
         gc.disable()  # what is made here is kept: to look for garbage in between only costs time
+        self.placed: list[weakref.ref[Any]] = []
         try:
-            _Scan(self._entries).run(tasks)
+            scan = _Scan(self._entries)
+            scan.run(tasks)
+            self.placed = scan.placed
         finally:
             if collects:
                 gc.enable()
@@ -169,6 +175,7 @@ class _Scan:
 
     def __init__(self, entries: dict[int, _Entry]) -> None:
         self._entries = entries
+        self.placed: list[weakref.ref[Any]] = []
         torch = sys.modules.get("torch")
         nothing = type("Nothing", (), {})
         self._heavy: tuple[type, type] = (torch.nn.Module, torch.Tensor) if torch else (nothing, nothing)
@@ -241,6 +248,8 @@ class _Scan:
             self._add(cls)
 
     def _add_tensor(self, tensor: Any) -> None:
+        if hasattr(type(tensor), "_plain_class"):
+            self.placed.append(weakref.ref(tensor))
         state = tensor_state(tensor)
         if state is not None:
             self._entries[id(tensor)] = _Entry(tensor, state, _same_tensor)

@@ -1,0 +1,95 @@
+"""What a worker does with its device before it computes. Nothing here needs torch until a worker has it."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ..config import Settings
+from ..errors import CUDAInMainError
+from ..process import parts
+from ..process.app import WorkerDevice
+from ..process.snapshot import Snapshot
+from ..process.tensors import cross_with
+from . import devices
+from .blame import check_untouched, driver_libraries
+from .devices import DeviceInfo
+
+__all__ = ["worker_device"]
+
+
+def worker_device(settings: Settings, snapshot: Snapshot) -> WorkerDevice | None:
+    """What brings the workers of a snapshot to their device; None where that is the CPU.
+
+    Raises:
+        ZeroGPUError: the device that the settings ask for is not there.
+        CUDAInMainError: something has started CUDA in this process.
+    """
+    kind = devices.choose(settings)
+    devices.hide()
+    if kind == "cpu":
+        return None
+    device = devices.devices()[0]
+    if kind == "sim":
+        return _Simulated(device)
+    check_untouched()
+    return _Cuda(device, snapshot.placed)
+
+
+class _Simulated:
+    """A made-up device: tensors stay placed, and compute on the CPU."""
+
+    def __init__(self, device: DeviceInfo) -> None:
+        self._device = device
+
+    def enter(self, report: Callable[[int, int], None]) -> None:
+        if "torch" in sys.modules:
+            from . import cuda_api
+
+            cuda_api.enter_worker(self._device)
+
+
+class _Cuda:
+    """A GPU.
+
+    Args:
+        device: which one.
+        placed: the tensors that were placed when the app was forked.
+    """
+
+    def __init__(self, device: DeviceInfo, placed: list[weakref.ref[Any]]) -> None:
+        self._device = device
+        self._placed = placed
+
+    def enter(self, report: Callable[[int, int], None]) -> None:
+        devices.select(self._device)
+        if "torch" not in sys.modules:
+            return
+        import torch
+
+        from . import cuda_api, generators, intercept
+        from .crossing import OnDevice
+        from .materialise import materialise
+
+        intercept.uninstall()
+        cuda_api.enter_worker(self._device)
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.cuda.seed()
+        except RuntimeError as error:
+            raise CUDAInMainError(_why(error)) from error
+        cross_with(OnDevice(self._device.index))
+        tensors = [tensor for reference in self._placed if (tensor := reference()) is not None]
+        parts.moved(materialise(tensors, torch.device("cuda", 0), report))
+        generators.bring_to_device()
+
+
+def _why(error: RuntimeError) -> str:
+    found = ", ".join(driver_libraries())
+    return (
+        f"CUDA could not be started in a GPU worker: {error}. Most often something in the main process had "
+        "started the driver before the worker was forked, which CUDA does not survive. "
+        + (f"Loaded there and able to: {found}." if found else "No library that could was loaded there.")
+    )
