@@ -24,6 +24,7 @@ class Card:
     used: int = GIB
     capability: tuple[int, int] = (9, 0)
     instances: list[str] = field(default_factory=list)
+    broken: bool = False
 
 
 class NVMLError(Exception):
@@ -63,6 +64,8 @@ class Driver:
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
+        if self.cards[index].broken:
+            raise NVMLError("GPU is lost")
         return self.cards[index]
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Card:

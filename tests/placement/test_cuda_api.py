@@ -22,6 +22,7 @@ from zerogpu.errors import CUDAInMainError, ZeroGPUError
 from zerogpu.placement import cuda_api, devices, properties
 from zerogpu.placement.cuda_entries import HARMLESS, doors
 from zerogpu.placement.cuda_state import TABLE, state
+from zerogpu.placement.notes import note_once
 
 from .nvml import GIB, Card, use
 
@@ -56,7 +57,7 @@ def clean() -> None:
 def kind(request: pytest.FixtureRequest, install: Install) -> Iterator[str]:
     install(request.param)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*zerogpu found no GPU")
+        warnings.filterwarnings("ignore", message=".*zerogpu was told")
         yield request.param
 
 
@@ -158,7 +159,7 @@ ANSWERS: list[tuple[str, Callable[[], Any], Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*zerogpu found no GPU", "ignore:.*not available")
+@pytest.mark.filterwarnings("ignore:.*zerogpu was told", "ignore:.*not available")
 @pytest.mark.parametrize("row", ANSWERS, ids=lambda row: row[0].replace(" ", "_"))
 @pytest.mark.parametrize("where", KINDS)
 def test_the_answer_is(clean: None, install: Install, where: str, row: tuple[Any, ...]) -> None:
@@ -215,11 +216,10 @@ class TestInstalling:
 
     def test_a_name_taken_while_installed_is_torchs_own_afterwards(self, install: Install) -> None:
         install("sim")
-        cuda_api.enter_worker(devices.devices()[0])
-        taken, event = torch.cuda.is_initialized, torch.cuda.Event
+        taken, event = torch.cuda.memory_stats, torch.cuda.Event
         assert taken()
         cuda_api.uninstall()
-        assert not taken()
+        assert taken() == {}, "as torch says before CUDA is started"
         if BUILT:
             assert type(event()) is torch.cuda.Event
 
@@ -315,6 +315,23 @@ class TestDevices:
         assert torch.cuda.is_available is before
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-bbbb-2"
         assert cuda_api.installed() is None
+
+    @pytest.mark.skipif(not BUILT, reason="only a build for CUDA can start it")
+    def test_a_fork_gets_as_far_as_the_driver(self, clean: None, install: Install) -> None:
+        install("cuda")
+        torch.cuda.init()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.manual_seed(1)
+        process = os.fork()
+        if process == 0:
+            cuda_api.enter_worker(devices.devices()[0])
+            try:
+                torch.cuda.init()
+            except RuntimeError as error:  # there is no driver, or no such device, on this machine
+                os._exit(1 if "re-initialize" in str(error) else 0)
+            os._exit(2)
+        assert os.waitpid(process, 0)[1] == 0
 
     @pytest.mark.skipif(not BUILT, reason="only a build for CUDA keeps this mark")
     def test_a_worker_of_a_main_process_that_asked_the_driver_says_so(
@@ -543,8 +560,14 @@ class TestTheNote:
             warnings.simplefilter("always")
             torch.cuda.synchronize()
             torch.cuda.get_device_name()
-        assert "found no GPU" in str(noted[0].message)
+        assert "was told to use no GPU" in str(noted[0].message)
         assert [warning.filename for warning in noted] == [__file__]
+
+    def test_the_note_says_what_auto_missed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        use(monkeypatch, fails="Driver Not Loaded")
+        devices.choose(Settings())
+        with pytest.warns(UserWarning, match=r"found no GPU \(the NVIDIA driver .*Driver Not Loaded"):
+            note_once()
 
     def test_what_torch_itself_allows_is_not_noted(self, install: Install) -> None:
         install("cpu")

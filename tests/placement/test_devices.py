@@ -124,6 +124,11 @@ class TestTheDevices:
         assert nvml.reading(first.uuid, "utilization") == 37
         assert driver.open == 0, "no handle of the library may be open at a fork"
 
+    def test_a_broken_board_does_not_hide_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        use(monkeypatch, Card("GPU-lost", broken=True), B)
+        devices.choose(Settings())
+        assert [device.uuid for device in devices.devices()] == [B.uuid]
+
     def test_a_device_that_the_driver_lost_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         use(monkeypatch, A)
         devices.choose(Settings())

@@ -131,12 +131,10 @@ def _is_library(file: str) -> bool:
 
 
 def _is_app(file: str, raw: str) -> bool:
-    own = (_OWN, _torch_folder(), *_STANDARD)
-    return (
-        not raw.startswith(("<frozen", "<eval_with_key"))
-        and _PACKAGES.search(file) is None
-        and not file.startswith(own)
-    )
+    """Whether a file that is no library's is the app's: not ours, torch's, Python's or made by torch."""
+    if raw.startswith(("<frozen", "<eval_with_key")):
+        return False
+    return not file.startswith((_OWN, _torch_folder(), *_STANDARD))
 
 
 def _torch_folder() -> str:

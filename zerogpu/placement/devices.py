@@ -71,11 +71,13 @@ class Choice:
         kind: where workers compute.
         devices: at least one.
         asked: the setting that led to it; ``auto`` fits whatever came out.
+        missing: why ``auto`` found no GPU, in words that fit after "but".
     """
 
     kind: Kind
     devices: tuple[DeviceInfo, ...]
     asked: str
+    missing: str = ""
 
 
 _lock = threading.Lock()
@@ -185,7 +187,7 @@ def _choose(settings: Settings) -> Choice:
         raise ZeroGPUError(
             f"ZEROGPU_DEVICE is cuda, but {missing}. With ZEROGPU_DEVICE=auto the app would run on the CPU."
         )
-    return Choice("cpu", (_host(),), asked)
+    return Choice("cpu", (_host(),), asked, missing)
 
 
 def _cuda() -> tuple[tuple[DeviceInfo, ...], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..notices import warn_app
+from .devices import chosen
 
 __all__ = ["note_once"]
 
@@ -18,8 +19,9 @@ def note_once(what: str = '"cuda" means the CPU here') -> None:
     if "cpu" in _given:
         return
     _given.add("cpu")
+    choice = chosen()
+    why = f"found no GPU ({choice.missing})" if choice and choice.missing else "was told to use no GPU"
     warn_app(
-        f"{what}: zerogpu found no GPU, or was told to use none, so everything runs on the CPU, slower. "
-        "ZEROGPU_DEVICE=cuda makes this an error that says what is missing; ZEROGPU_DEVICE=cpu is the same "
-        "as now."
+        f"{what}: zerogpu {why}, so everything runs on the CPU, slower. ZEROGPU_DEVICE=cuda makes that an "
+        "error at the start."
     )

@@ -51,8 +51,8 @@ def boards() -> tuple[tuple[Board, ...], str]:
     """The boards of this machine, and why there are none if there are none."""
     try:
         with _library() as nvml:
-            found = tuple(_board(nvml, i) for i in range(nvml.nvmlDeviceGetCount()))
-            return found, "" if found else "the NVIDIA driver lists no device"
+            found = tuple(_boards(nvml))
+            return found, "" if found else "the NVIDIA driver lists no device that works"
     except _Unavailable as reason:
         return (), str(reason)
 
@@ -125,6 +125,14 @@ def _ask(uuid: str, question: Callable[[Any, Any], Any]) -> Any:
             return question(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except _Unavailable as reason:
         raise ZeroGPUError(f"device {uuid} cannot be asked: {reason}") from None
+
+
+def _boards(nvml: Any) -> Iterator[Board]:
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            yield _board(nvml, index)
+        except nvml.NVMLError:  # one that broke; the others work
+            continue
 
 
 def _board(nvml: Any, index: int) -> Board:

@@ -161,8 +161,7 @@ def _cached(device: DeviceInfo, cache_dir: Path) -> dict[str, Any]:
 
 
 def _ask(device: DeviceInfo) -> dict[str, Any]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("_ZEROGPU_")}
-    environment[visible.VARIABLE] = device.uuid
+    environment = {**os.environ, visible.VARIABLE: device.uuid}
     command = [sys.executable, "-c", _PROBE, json.dumps(sys.path)]
     try:
         done = subprocess.run(
