@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import torch
 
 from .meaning import cuda_index, meaning
-from .placed import SPECIAL, index_of, is_placed, place, take_off, without_us
+from .placed import SPECIAL, index_of, is_placed, place, sees_to_itself, take_off, without_us
 
 __all__ = ["cast_type", "cuda", "data", "make_subclass", "new_parameter", "parse_to", "pin_memory", "to"]
 
@@ -31,7 +30,7 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
     here = is_placed(self)
     if index is None and not here:
         return _to(self, *args, **kwargs)
-    if not here and _sees_to_itself(self):
+    if not here and sees_to_itself(type(self)):
         return _to(self, device if index is None else meaning.traced(index), **options)
     if index is not None and not meaning.placed:
         return _to(self, torch.device("cpu"), **options)
@@ -76,16 +75,6 @@ def _destination(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, di
         names = ["dtype", "non_blocking", "copy"]
     options.update(zip(names, rest, strict=False))
     return device, {name: value for name, value in options.items() if value is not None}
-
-
-def _sees_to_itself(tensor: Any) -> bool:
-    """Whether a tensor's class has a `to` of its own, such as torchao's: its parts come here."""
-    return any(
-        "__torch_dispatch__" in vars(cls)
-        or vars(cls).get("__torch_function__", torch._C._disabled_torch_function_impl)
-        is not torch._C._disabled_torch_function_impl
-        for cls in itertools.takewhile(lambda cls: cls is not torch.Tensor, type(tensor).__mro__)
-    )
 
 
 def cuda(self: Any, device: Any = None, non_blocking: bool = False, **options: Any) -> Any:

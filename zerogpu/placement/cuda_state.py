@@ -114,10 +114,10 @@ class State:
         """The device that torch's device argument means."""
         return self.devices[self.index(device)]
 
-    def exchange(self, index: int) -> int:
+    def exchange(self, index: int | None) -> int:
         """Make a device current in this thread and return the one before; a negative index does nothing."""
         before = self.current
-        if index < 0:
+        if index is None or index < 0:  # no device: no change
             return -1
         self.local.device = self.valid(index)
         return before

@@ -23,7 +23,8 @@ def join() -> None:
         _joined = True
         wrapt.register_post_import_hook(_join_diffusers, "diffusers.pipelines.pipeline_utils")
         if torch.version.cuda is None:
-            wrapt.register_post_import_hook(_join_accelerate, "accelerate.utils.modeling")
+            for name in ("accelerate.utils.modeling", "transformers.integrations.accelerate"):
+                wrapt.register_post_import_hook(_join_device_maps, name)
             wrapt.register_post_import_hook(_join_transformers, "transformers.modeling_utils")
 
 
@@ -70,8 +71,10 @@ def _named_map(device_map: Any) -> Any:
     return _named(device_map)
 
 
-def _join_accelerate(module: Any) -> None:
-    infer = module.infer_auto_device_map
+def _join_device_maps(module: Any) -> None:
+    infer = getattr(module, "infer_auto_device_map", None)
+    if infer is None:
+        return
 
     @functools.wraps(infer)
     def named(*args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ __all__ = [
     "place",
     "placed_class",
     "plain_class",
+    "sees_to_itself",
     "showing_memory",
     "take_off",
     "without_us",
@@ -62,6 +63,8 @@ class Placed:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not all(map(_yields_to_us, types)):
+            return NotImplemented  # torchao's tensors and the like know better what to do
         kwargs = kwargs or {}
         special = SPECIAL.get(func)
         if special is not None:
@@ -196,6 +199,22 @@ def _check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             if tensor.dim() > 0 and tensor.device.type == "cpu" and not _is_wrapper(tensor):
                 raise _mixed(index, tensor)
     return index or 0, others
+
+
+@functools.cache
+def sees_to_itself(kind: Any) -> bool:
+    """Whether a tensor class has an answer of its own to whatever is done, such as torchao's."""
+    return any(
+        "__torch_dispatch__" in vars(cls)
+        or vars(cls).get("__torch_function__", torch._C._disabled_torch_function_impl)
+        is not torch._C._disabled_torch_function_impl
+        for cls in itertools.takewhile(lambda cls: cls is not torch.Tensor, kind.__mro__)
+    )
+
+
+@functools.cache
+def _yields_to_us(kind: Any) -> bool:
+    return issubclass(kind, Placed) or not sees_to_itself(kind)
 
 
 def _is_virtual(tensor: Any) -> bool:
