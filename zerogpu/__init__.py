@@ -36,7 +36,6 @@ from .errors import (
     ZeroGPUError,
 )
 from .lifecycle import on_worker_start, refresh, shutdown, start, status
-from .process.worker import in_worker
 
 if TYPE_CHECKING:
     from .aoti import CapturedCall, CompiledGraph, aoti_apply, aoti_capture, aoti_compile
@@ -91,8 +90,7 @@ def _join_gradio(_module: Any) -> None:
 
 
 def _join_torch(_module: Any) -> None:
-    if not in_worker():  # a worker that imports torch by itself has a device, or none
-        importlib.import_module(".placement.activation", __name__).activate()
+    importlib.import_module(".placement.activation", __name__)
 
 
 wrapt.register_post_import_hook(_join_torch, "torch")

@@ -281,7 +281,7 @@ class Runtime:
     def _read_settings(self) -> config.Settings:
         self.used = True
         settings = config.read()
-        if "torch" in sys.modules:
+        if sys.modules.get("torch") is not None:
             importlib.import_module(".placement.activation", __package__).follow(settings)
         if self._scheduler is None or settings != self._settings:
             self._end_idle_workers(time.monotonic())

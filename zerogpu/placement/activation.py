@@ -4,6 +4,8 @@ settings ──► devices.choose ──► meaning       what the word means: a
                             ──► cuda_api      what torch.cuda answers
                             ──► intercept     Tensor.to, factories, files
                             ──► crossing      how tensors travel to workers and back
+
+Importing this module activates. A worker on a GPU that is the first to import torch needs none of it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from .. import config
 from ..config import Settings
 from ..errors import ZeroGPUError
 from ..process.tensors import Crossing, cross_with
+from ..process.worker import in_worker
 from . import cuda_api, devices, intercept
 from .crossing import Placing
 from .cuda_state import state
@@ -67,8 +70,13 @@ def follow(settings: Settings) -> None:
         ZeroGPUError: the device was changed too late, or is not there.
         ValueError: another setting is out of range.
     """
-    if not intercept.installed():
-        return
+    if intercept.installed():
+        _choose_again(settings)
+        if meaning.failure is not None:
+            raise meaning.failure
+
+
+def _choose_again(settings: Settings) -> None:
     if meaning.failure is None:
         try:
             devices.choose(settings)
@@ -79,14 +87,13 @@ def follow(settings: Settings) -> None:
             return
     deactivate()
     activate()
-    if meaning.failure is not None:
-        raise meaning.failure
 
 
 def _configured() -> None:
     """`configure` was called: later lines of the app are to find the device that it names."""
-    with contextlib.suppress(ValueError):  # of an environment variable: raised where it matters
-        follow(config.read())
+    if intercept.installed():
+        with contextlib.suppress(ValueError):  # of an environment variable: raised where it matters
+            _choose_again(config.read())
 
 
 config.on_configure(_configured)
@@ -112,3 +119,7 @@ def _generator(index: int) -> Any:
     made = PlacedGenerator("cpu")
     made._placed_on = index
     return made
+
+
+if not in_worker() or devices.kind() != "cuda":
+    activate()

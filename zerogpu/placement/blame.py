@@ -18,9 +18,6 @@ from ..errors import CUDAInMainError
 __all__ = ["check_untouched", "cuda_in_main"]
 
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_STANDARD = tuple(
-    os.path.join(os.path.realpath(sysconfig.get_path(name)), "") for name in ("stdlib", "platstdlib")
-)
 _PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _DRIVER = re.compile(
     r"/lib(cudart|onnxruntime_providers_cuda|ctranslate2|ggml-cuda|torch_cuda|tensorflow_cc)"
@@ -134,7 +131,12 @@ def _is_app(file: str, raw: str) -> bool:
     """Whether a file that is no library's is the app's: not ours, torch's, Python's or made by torch."""
     if raw.startswith(("<frozen", "<eval_with_key")):
         return False
-    return not file.startswith((_OWN, _torch_folder(), *_STANDARD))
+    return not file.startswith((_OWN, _torch_folder(), *_standard_folders()))
+
+
+def _standard_folders() -> list[str]:
+    folders = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    return [os.path.join(os.path.realpath(folder), "") for folder in folders]
 
 
 def _torch_folder() -> str:

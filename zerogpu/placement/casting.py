@@ -30,7 +30,8 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
     here = is_placed(self)
     if index is None and not here:
         return _to(self, *args, **kwargs)
-    if not here and sees_to_itself(type(self)):
+    kind: Any = type(self)
+    if not here and sees_to_itself(kind):
         return _to(self, device if index is None else meaning.traced(index), **options)
     if index is not None and not meaning.placed:
         return _to(self, torch.device("cpu"), **options)

@@ -45,7 +45,7 @@ class _Simulated:
         self._device = device
 
     def enter(self, report: Callable[[int, int], None]) -> None:
-        if "torch" in sys.modules:
+        if sys.modules.get("torch") is not None:
             from . import cuda_api
 
             cuda_api.enter_worker(self._device)
@@ -65,7 +65,7 @@ class _Cuda:
 
     def enter(self, report: Callable[[int, int], None]) -> None:
         devices.select(self._device)
-        if "torch" not in sys.modules:
+        if sys.modules.get("torch") is None:
             return
         import torch
 
