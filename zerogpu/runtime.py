@@ -27,6 +27,7 @@ from .errors import QueueTimeoutError, ZeroGPUError
 from .importing import wait_for_imports
 from .inline import Inline, can_fork
 from .notices import warn_app
+from .placement.arena import Arenas
 from .process import codec
 from .process.app import App
 from .process.call import Call
@@ -62,6 +63,7 @@ class Runtime:
         self.used = False
         self._stopped = False
         self._retired: list[Supervisor] = []
+        self._arenas = Arenas()
         self._weights: WeightWatch | None = None
         self._reaper: threading.Thread | None = None
         self._warned: weakref.WeakSet[Task] = weakref.WeakSet()
@@ -236,8 +238,10 @@ class Runtime:
             wait_for_imports()
         gc.unfreeze()  # what an earlier snapshot froze has to be found again
         collect_garbage(thorough)
+        self._arenas.gather(settings.arena_dir)  # before the snapshot notes where each tensor lies
         context = contextvars.Context() if by_itself else contextvars.copy_context()
-        app = App(Snapshot(all_tasks(), context), settings, registered(), tuple(self.start_functions))
+        snapshot = Snapshot(all_tasks(), context)
+        app = App(snapshot, settings, registered(), tuple(self.start_functions), self._arenas)
         self._weights = WeightWatch(app.snapshot)
         old, self._live = self._live, Supervisor(app, standby=True)
         self._by_itself = by_itself

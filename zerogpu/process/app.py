@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..bridge import Bridge
 from ..config import Settings
 from .snapshot import Snapshot
 
-__all__ = ["App"]
+__all__ = ["App", "SharedWeights"]
+
+
+class SharedWeights(Protocol):
+    """Memory that the processes of one generation share without seeing each other's writes."""
+
+    def map_afresh(self) -> None:
+        """Called once in the zygote, right after its fork and before descriptors are let go."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +30,14 @@ class App:
         settings: read when the snapshot was taken.
         bridges: the web frameworks' parts, in the order in which calls name them.
         start_functions: what `on_worker_start` was given.
+        weights: the weights' shared memory; None if they are ordinary memory, as for a startup call.
     """
 
     snapshot: Snapshot
     settings: Settings
     bridges: tuple[Bridge, ...]
     start_functions: tuple[Callable[[], Any], ...]
+    weights: SharedWeights | None = None
 
     @property
     def threads(self) -> int:
