@@ -45,7 +45,7 @@ _TRIM = 256 * 1024 * 1024
 """Bytes of moved weights after which freed memory is given back: glibc looks at its whole heap to do so."""
 
 _SPARSE = 0.75
-"""An arena with a smaller part in use than this is given up at the next refresh, the rest moved."""
+"""An arena of which less than this is still in use is given up at a refresh, and the rest moved."""
 
 
 class _File:
@@ -169,11 +169,11 @@ class Arenas:
         return held.resizable and not held.shared and held.seen_whole()
 
     def _outdated(self) -> list[_Region]:
-        """The regions that were written to here, or lie in an arena that is mostly empty."""
+        """The regions that were written to here, or lie in an arena that would be mostly unused without."""
         used: Counter[_File] = Counter()
         for region in self._regions.values():
             region.own = mapping.written(region.address, region.size)
-            used[region.file] += region.length
+            used[region.file] += 0 if region.own else region.length
         return [r for r in self._regions.values() if r.own or used[r.file] < _SPARSE * r.file.size]
 
     def _require_space(self, fresh: list[Held], outdated: list[_Region], folder: Path | None) -> None:
