@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from zerogpu.placement import arena, storages
 from zerogpu.placement.arena import Arenas
 from zerogpu.placement.storages import LARGE, live_storages
 
-from .memory import in_arena
+from .memory import arena_descriptors, arena_mappings, in_arena, mapping_of
 
 COUNT = LARGE  # float32 values: four times the least size
 
@@ -268,8 +269,6 @@ def test_what_an_operation_is_at_work_on_stays(arenas: Arenas) -> None:
 
 def test_what_is_written_to_while_it_is_copied_stays(arenas: Arenas, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.ones(COUNT)
-    from zerogpu.placement import arena
-
     copy = arena._File.write
 
     def write(self: Any, *place: int) -> None:
@@ -279,6 +278,24 @@ def test_what_is_written_to_while_it_is_copied_stays(arenas: Arenas, monkeypatch
     monkeypatch.setattr(arena._File, "write", write)
     assert moved(arenas, tensor) == [False]
     assert tensor[0] > 1
+
+
+def test_memory_stays_for_an_operation_that_begins_while_it_moves(
+    arenas: Arenas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.ones(COUNT)
+    place, exports = storages.Held.place, []
+
+    def late(self: Any, storage: torch.UntypedStorage) -> Any:
+        exports.append(tensor.__dlpack__())  # holds a tensor's address as an operation does
+        return place(self, storage)
+
+    monkeypatch.setattr(storages.Held, "place", late)
+    assert moved(arenas, tensor) == [True]
+    old = torch.from_dlpack(exports[0])
+    assert old.data_ptr() != tensor.data_ptr()
+    assert mapping_of(old).path in ("", "[heap]")
+    assert old.sum() == COUNT
 
 
 def test_a_refusal_of_torch_leaves_all_as_they_were(arenas: Arenas) -> None:
@@ -296,8 +313,6 @@ def test_a_refusal_of_torch_leaves_all_as_they_were(arenas: Arenas) -> None:
 
 
 def test_memory_goes_with_its_last_tensor(arenas: Arenas) -> None:
-    from .memory import arena_descriptors, arena_mappings
-
     before = len(arena_descriptors()), len(arena_mappings())
     tensor, other = torch.ones(COUNT), torch.ones(COUNT)
     view = tensor[1:]

@@ -126,6 +126,8 @@ class Arenas:
 
     def __init__(self) -> None:
         self._regions: dict[int, _Region] = {}
+        self._late: list[Any] = []
+        """Old memory that an operation may still be at work on: it began while the tensors were moved."""
 
     def gather(self, folder: Path | None) -> None:
         """Move every large storage that may be moved into an arena, and what was changed into a new one.
@@ -141,6 +143,7 @@ class Arenas:
             return
         from .storages import live_storages  # needs torch, which the app may do without
 
+        self._late.clear()
         found = live_storages()
         fresh = [each for each in found if self._may_move(each)]
         by_address = {each.address: each for each in found if each.address in self._regions}
@@ -149,7 +152,7 @@ class Arenas:
         by_address.clear()
         if fresh or outdated:
             self._require_space(fresh, [region for _, region in outdated], folder)
-            _Move(self._regions, fresh, outdated, folder).run()
+            _Move(self._regions, self._late, fresh, outdated, folder).run()
             mapping.give_back_freed_memory()
 
     def map_afresh(self) -> None:
@@ -171,10 +174,11 @@ class Arenas:
     def _outdated(self) -> list[_Region]:
         """The regions that were written to here, or lie in an arena that would be mostly unused without."""
         used: Counter[_File] = Counter()
-        for region in self._regions.values():
+        regions = list(self._regions.values())  # tensors of other threads may go meanwhile
+        for region in regions:
             region.own = mapping.written(region.address, region.size)
             used[region.file] += 0 if region.own else region.length
-        return [r for r in self._regions.values() if r.own or used[r.file] < _SPARSE * r.file.size]
+        return [each for each in regions if each.own or used[each.file] < _SPARSE * each.file.size]
 
     def _require_space(self, fresh: list[Held], outdated: list[_Region], folder: Path | None) -> None:
         sizes = [mapping.pages(held.size) for held in fresh] + [region.length for region in outdated]
@@ -192,11 +196,12 @@ class _Move:
     def __init__(
         self,
         regions: dict[int, _Region],
+        late: list[Any],
         fresh: list[Held],
         outdated: list[tuple[Held, _Region]],
         folder: Path | None,
     ) -> None:
-        self._regions = regions
+        self._regions, self._late = regions, late
         self._fresh, self._outdated = fresh, outdated
         self._reserved = sum(mapping.pages(held.size) for held in fresh)
         again = sum(region.length for _, region in outdated)
@@ -231,8 +236,11 @@ class _Move:
         self._offset += region.length
         storage = torch.frombuffer(region.buffer(self._regions), dtype=torch.uint8).untyped_storage()
         with contextlib.suppress(RuntimeError):  # torch refuses: the storage stays where it is
-            held.place(storage)
+            former = held.place(storage)
             self._regions[region.address] = region
+            if not held.at_rest():
+                self._late.append(former)
+            del former
         self._untrimmed += held.size
         if self._untrimmed >= _TRIM:
             self._untrimmed = 0

@@ -53,14 +53,21 @@ class Held:
             users, references = _counts(self.tensors[0])
             if users - own[0] != len(self.tensors) - 1 or references != own[1]:
                 return False
-            return all(_users_of(tensor) == self.expected[id(tensor)] for tensor in self.tensors)
+            return self.at_rest()
+
+    def at_rest(self) -> bool:
+        """Whether right now no operation, nor anything else that Python does not show, uses these tensors."""
+        return all(_users_of(tensor) == self.expected[id(tensor)] for tensor in self.tensors)
 
     def versions(self) -> list[int]:
         """What changes when an operation writes to the storage."""
         return [tensor._version for tensor in self.tensors if not tensor.is_inference()]
 
-    def place(self, storage: torch.UntypedStorage) -> None:
+    def place(self, storage: torch.UntypedStorage) -> list[torch.Tensor]:
         """Put every tensor over `storage`, with its size, stride and offset; the objects stay the same.
+
+        Returns:
+            Tensors over the former memory, which goes with them.
 
         Raises:
             RuntimeError: torch refuses for one of them; all are as they were.
@@ -74,6 +81,7 @@ class Held:
                 for tensor, old in zip(self.tensors, former, strict=True):
                     tensor.data = old
                 raise
+        return former
 
 
 def live_storages() -> list[Held]:
