@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from typing import Any
 
@@ -298,15 +299,22 @@ def test_memory_stays_for_an_operation_that_begins_while_it_moves(
     assert old.sum() == COUNT
 
 
-def test_a_refusal_of_torch_leaves_all_as_they_were(arenas: Arenas) -> None:
+def test_a_refusal_of_torch_leaves_all_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.ones(COUNT)
     view = tensor[1:]
     held = next(each for each in live_storages() if each.address == tensor.data_ptr())
-    address = tensor.data_ptr()
+    calls, alias = itertools.count(1), storages._alias
+
+    def refuse_the_second(tensor: Any, storage: Any) -> Any:
+        if next(calls) == 4:  # two of the old memory, one of the new
+            raise RuntimeError
+        return alias(tensor, storage)
+
+    monkeypatch.setattr(storages, "_alias", refuse_the_second)
     with pytest.raises(RuntimeError):
-        held.place(torch.UntypedStorage(8, device="meta"))
-    assert tensor.data_ptr() == address
-    assert view.data_ptr() == address + 4
+        held.place(torch.zeros(COUNT).untyped_storage())
+    assert tensor.data_ptr() == held.address
+    assert view.data_ptr() == held.address + 4
 
 
 # -- the memory --------------------------------------------------------------------------------------------
