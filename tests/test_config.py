@@ -29,6 +29,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("queue_timeout", "1e3", 1000.0),
     ("isolation", "Call", "call"),
     ("cache_dir", "/some/folder", Path("/some/folder")),
+    ("arena_dir", "/some/folder", Path("/some/folder")),
 ]
 BAD: list[tuple[str, str, str]] = [
     ("device", "tpu", "one of auto, cuda, cpu, sim"),
@@ -47,6 +48,7 @@ BAD: list[tuple[str, str, str]] = [
     ("queue_timeout", "-0.1", "a number of at least 0"),
     ("isolation", "thread", "one of worker, call"),
     ("cache_dir", " ", "the path of a folder"),
+    ("arena_dir", "", "the path of a folder"),
 ]
 
 

@@ -48,6 +48,8 @@ class Settings:
     """``worker``: a worker serves many calls. ``call``: a fresh worker for every call."""
     cache_dir: Path = Path(platformdirs.user_cache_dir("zerogpu"))
     """Folder of compiled graphs."""
+    arena_dir: Path | None = None
+    """Folder for the weights' memory: a file without a name on its disk. By default they are in memory."""
 
 
 class _Expected(ValueError):  # noqa: N818 - says what a parser wants instead
@@ -111,6 +113,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "queue_timeout": _number,
     "isolation": _one_of("worker", "call"),
     "cache_dir": _folder,
+    "arena_dir": _folder,
 }
 
 _configured: dict[str, Any] = {}

@@ -30,6 +30,7 @@ from .importing import wait_for_imports
 from .inline import Inline, can_fork
 from .notices import warn_app
 from .placement import devices
+from .placement.arena import Arenas
 from .placement.workers import worker_device
 from .process import codec
 from .process.app import App
@@ -66,6 +67,7 @@ class Runtime:
         self.used = False
         self._stopped = False
         self._retired: list[Supervisor] = []
+        self._arenas = Arenas()
         self._weights: WeightWatch | None = None
         self._reaper: threading.Thread | None = None
         self._warned: weakref.WeakSet[Task] = weakref.WeakSet()
@@ -240,8 +242,9 @@ class Runtime:
             wait_for_imports()
         gc.unfreeze()  # what an earlier snapshot froze has to be found again
         collect_garbage(thorough)
+        self._arenas.gather(settings.arena_dir)  # before the snapshot notes where each tensor lies
         context = contextvars.Context() if by_itself else contextvars.copy_context()
-        app = self._app(Snapshot(all_tasks(), context), settings)
+        app = self._app(Snapshot(all_tasks(), context), settings, self._arenas)
         self._weights = WeightWatch(app.snapshot)
         old, self._live = self._live, Supervisor(app, standby=True)
         self._by_itself = by_itself
@@ -274,9 +277,9 @@ class Runtime:
             settings = self._read_settings()
             return self._app(Snapshot(all_tasks(), context), settings)
 
-    def _app(self, snapshot: Snapshot, settings: config.Settings) -> App:
+    def _app(self, snapshot: Snapshot, settings: config.Settings, arenas: Arenas | None = None) -> App:
         device = worker_device(settings, snapshot)
-        return App(snapshot, settings, registered(), tuple(self.start_functions), device)
+        return App(snapshot, settings, registered(), tuple(self.start_functions), device, arenas)
 
     def _read_settings(self) -> config.Settings:
         self.used = True

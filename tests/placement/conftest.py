@@ -9,6 +9,10 @@ import pytest
 from zerogpu import config
 from zerogpu.placement import activation, intercept, notes, properties
 
+from ..process.conftest import app, program
+
+__all__ = ["app", "program"]
+
 
 @pytest.fixture(autouse=True)
 def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

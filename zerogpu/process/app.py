@@ -11,7 +11,7 @@ from ..bridge import Bridge
 from ..config import Settings
 from .snapshot import Snapshot
 
-__all__ = ["App", "WorkerDevice"]
+__all__ = ["App", "SharedWeights", "WorkerDevice"]
 
 
 class WorkerDevice(Protocol):
@@ -25,6 +25,13 @@ class WorkerDevice(Protocol):
         """
 
 
+class SharedWeights(Protocol):
+    """Memory that the processes of one generation share without seeing each other's writes."""
+
+    def map_afresh(self) -> None:
+        """Called once in the zygote, right after its fork and before descriptors are let go."""
+
+
 @dataclass(frozen=True)
 class App:
     """One generation of the app as it is forked.
@@ -35,6 +42,7 @@ class App:
         bridges: the web frameworks' parts, in the order in which calls name them.
         start_functions: what `on_worker_start` was given.
         device: what brings a worker to its device.
+        weights: the weights' shared memory; None if they are ordinary memory, as for a startup call.
     """
 
     snapshot: Snapshot
@@ -42,6 +50,7 @@ class App:
     bridges: tuple[Bridge, ...]
     start_functions: tuple[Callable[[], Any], ...]
     device: WorkerDevice | None = None
+    weights: SharedWeights | None = None
 
     @property
     def threads(self) -> int:
