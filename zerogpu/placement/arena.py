@@ -139,7 +139,7 @@ class Arenas:
             ZeroGPUError: there is too little space; nothing was moved.
             OSError: the system refuses the memory all the same; what was moved until then stays moved.
         """
-        if "torch" not in sys.modules or not hasattr(os, "memfd_create"):
+        if sys.modules.get("torch") is None or not hasattr(os, "memfd_create"):
             return
         from .storages import live_storages  # needs torch, which the app may do without
 
