@@ -46,13 +46,13 @@ class Encoder(torch.nn.Module):
 
 
 tokenizer = AutoTokenizer.from_pretrained(get_model_path())
-encoder = Encoder(AutoModel.from_pretrained(get_model_path())).eval()
+encoder = Encoder(AutoModel.from_pretrained(get_model_path())).eval().to("cuda")
 
 
 def embed(sentences: list[str]) -> torch.Tensor:
     options = {"padding": True, "truncation": True, "max_length": TOKENS, "return_tensors": "pt"}
     # An empty one more, because a dynamic size of a graph starts at two.
-    tokens = tokenizer([*sentences, ""], **options)
+    tokens = tokenizer([*sentences, ""], **options).to("cuda")
     with torch.no_grad():
         return encoder(tokens["input_ids"], tokens["attention_mask"])[:-1]
 
