@@ -179,3 +179,14 @@ def test_weights_changed_after_going_live_are_warned_of_and_refreshed(program) -
     assert app.line(60) == "1 True True 90000"
     assert app.line(60) == "1 True True 180000"
     assert app.line(60) == "1 True True 270000"
+
+
+def test_the_note_about_the_cpu_names_the_line_of_the_app(program) -> None:
+    app = program(
+        "import torch, zerogpu\nmodel = torch.nn.Linear(2, 2)\nmodel.to('cuda')\nprint('done', flush=True)\n"
+    )
+    assert app.line() == "done"
+    app.wait()
+    notes = [line for line in app.errors if "UserWarning" in line]
+    assert len(notes) == 1
+    assert 'app0.py:3: UserWarning: "cuda" means the CPU here' in notes[0]
