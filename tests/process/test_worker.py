@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 from zerogpu import GPUTimeoutError, WorkerCrashedError, gpu, on_worker_start, status
-from zerogpu.process import exchange
+from zerogpu.process import codec, exchange
+from zerogpu.process.channel import Channel
+from zerogpu.process.messages import Result
 from zerogpu.process.worker import in_worker
 
 from .waiting import alive, eventually
@@ -332,3 +334,35 @@ def test_a_child_that_a_function_forked_never_answers_for_another_call(app, tmp_
         gone.unlink(missing_ok=True)
         assert fork() == "the parent's"
         assert echo(value) == value
+
+
+def test_a_child_that_comes_back_from_its_function_ends(app, tmp_path) -> None:
+    said, gone = tmp_path / "child", tmp_path / "gone"
+
+    @gpu
+    def fork() -> None:
+        if os.fork() == 0:
+            said.write_text(str(os.getpid()))
+            while not gone.exists():
+                time.sleep(0.01)
+
+    app()
+    fork()
+    eventually(lambda: said.exists() and said.read_text() != "")
+    child = psutil.Process(int(said.read_text()))
+    gone.touch()
+    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_what_is_said_for_another_call_is_not_taken_for_the_answer(app, monkeypatch) -> None:
+    @gpu
+    def say(text: str) -> str:
+        return text
+
+    app()
+    assert say("first") == "first"
+    hear = Channel.receive
+    stale = [Result(codec.encode("of another call", None, "the result"), call=-1)]
+    monkeypatch.setattr(Channel, "receive", lambda self: stale.pop() if stale else hear(self))
+    assert say("second") == "second"
+    assert not stale
