@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import pickle
+import threading
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -236,13 +238,37 @@ class TestBridge:
         view.waiting(3)
         view.waiting(0)
         view.starting()
+        view.loading(3, 4)
         view.running()
         assert shown == [
             ["Waiting for a GPU · 3 before you"],
             ["Waiting for a GPU"],
             ["Starting a GPU worker"],
+            ["Loading weights"],
             [],
         ]
+
+    async def _said_in(self, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
+        """The thread in which a message that another thread brought reaches Gradio's queue."""
+        loop, said = asyncio.get_running_loop(), asyncio.Event()
+        threads: list[threading.Thread] = []
+
+        def log_message(**_: Any) -> None:
+            threads.append(threading.current_thread())
+            loop.call_soon_threadsafe(said.set)
+
+        monkeypatch.setattr(gradio_queue, "loop_of", lambda _: loop)
+        queue = SimpleNamespace(active_jobs=[], log_message=log_message)
+        payload = gradio_bridge.Payload("e", True, None, None)
+        view = gradio_bridge.GradioView(SimpleNamespace(_queue=queue), payload)
+        await asyncio.to_thread(view.receive, gradio_bridge._Log({"log": "hello", "level": "info"}))
+        await asyncio.wait_for(said.wait(), 10)
+        return threads[0]
+
+    def test_messages_reach_gradios_queue_in_the_thread_of_its_loop(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert asyncio.run(self._said_in(monkeypatch)) is threading.current_thread()
 
     def test_a_call_that_does_not_wait_leaves_the_page_alone(self) -> None:
         queue = SimpleNamespace(active_jobs=[], set_progress=lambda *_: pytest.fail("shown"))
