@@ -546,3 +546,13 @@ def test_the_module_machinery_does_not_count_as_the_apps_own() -> None:
     names = {name for name, _ in snapshots.app_globals()}
     assert "test_the_module_machinery_does_not_count_as_the_apps_own" in names
     assert not names & {"__spec__", "__loader__", "__builtins__"}
+
+
+def test_an_object_of_the_runtimes_own_is_no_handle() -> None:
+    torch = pytest.importorskip("torch")
+    theirs = type("Theirs", (), {"__module__": "app"})()
+    ours = type("Ours", (), {"__module__": "zerogpu.runtime"})()
+    theirs.model = ours.model = torch.nn.Linear(2, 2)
+    snapshot = Snapshot()
+    assert snapshot.holds(theirs)
+    assert not snapshot.holds(ours)
