@@ -29,11 +29,8 @@ def mark(storage: Any, index: int) -> Any:
     return storage
 
 
-def save_location(storage: Any) -> str | None:
-    """What torch.save writes as the place of a storage; None where it knows itself."""
-    untyped = getattr(storage, "_untyped_storage", storage)
-    index = getattr(untyped, "_placed_on", None)
-    return None if index is None else f"cuda:{index}"
+def save_location(_storage: Any) -> None:
+    """What torch.save writes as the place of a storage: torch finds it by itself, in its `device`."""
 
 
 def load_location(storage: Any, location: str) -> Any:
