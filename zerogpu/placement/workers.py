@@ -60,6 +60,9 @@ class _Simulated:
 
             cuda_api.enter_worker(self._device)
 
+    def works(self) -> bool:
+        return True
+
 
 class _Cuda:
     """A GPU.
@@ -85,6 +88,17 @@ class _Cuda:
         finally:
             if self._arenas is not None:
                 self._arenas.let_go()
+
+    def works(self) -> bool:
+        """Whether the CUDA context does: most errors of a kernel break it for the rest of the process."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return True
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
 
     def _start(self, report: Callable[[int, int], None]) -> None:
         devices.select(self._device)

@@ -28,6 +28,9 @@ class WorkerDevice(Protocol):
             report: called with the bytes that are there and those that there will be.
         """
 
+    def works(self) -> bool:
+        """Whether a worker can still compute there; asked after a function has raised."""
+
 
 class SharedWeights(Protocol):
     """Memory that the processes of one generation share without seeing each other's writes."""
