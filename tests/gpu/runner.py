@@ -81,10 +81,11 @@ def run(check: Check, kind: str, cache: Path) -> Outcome:
 
 def _environment(kind: str, cache: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROGPU_")}
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     return kept | {
         "ZEROGPU_DEVICE": kind,
         "ZEROGPU_CACHE_DIR": str(cache),
-        "PYTHONPATH": str(_ROOT),
+        "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
     }
 
