@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,22 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _cases() -> list[object]:
-    reason = missing()
-    on_gpu = pytest.mark.skipif(bool(reason), reason=f"no GPU: {reason}")
     return [
-        pytest.param(check, kind, id=f"{check.name}-{kind}", marks=[on_gpu] if kind == "cuda" else [])
+        pytest.param(check, kind, id=f"{check.name}-{kind}", marks=_marks(check, kind))
         for kind in ("cuda", "sim", "cpu")
         for check in CHECKS
         if kind in check.kinds
     ]
+
+
+def _marks(check: Check, kind: str) -> list[pytest.MarkDecorator]:
+    marks = []
+    if find_spec("pytest_timeout") is not None:  # the runner has limits of its own, and says more
+        marks.append(pytest.mark.timeout(check.limit + 60))
+    if kind == "cuda":
+        reason = missing()
+        marks.append(pytest.mark.skipif(bool(reason), reason=f"no GPU: {reason}"))
+    return marks
 
 
 @pytest.mark.parametrize(("check", "kind"), _cases())

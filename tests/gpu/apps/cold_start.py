@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import zerogpu
-from zerogpu import aoti_apply, gpu
+from zerogpu import CompileError, aoti_apply, gpu
 from zerogpu.aoti import apply as applying
 from zerogpu.aoti import last_path
 from zerogpu.placement import materialise, pinning
@@ -47,8 +47,7 @@ def graphs_are_on() -> bool:
 
 
 def the_split_of_a_cold_start() -> None:
-    if with_graph := _has_compiler():
-        aoti_apply(compile_it(), model)
+    with_graph = _apply_graph()
     weights.extend(torch.ones(PIECE // 4) for _ in range(PIECES))
     weights[:] = [tensor.to("cuda") for tensor in weights]
     _watch()
@@ -67,11 +66,13 @@ def the_split_of_a_cold_start() -> None:
     note(f"the whole call from cold: {_milliseconds(pinned['back'])}")
 
 
-def _has_compiler() -> bool:
+def _apply_graph() -> bool:
+    """Whether a graph serves the calls: without one, the rest of the split is worth printing all the same."""
     try:
         need_a_compiler()
-    except graphs.Skip as reason:
-        note(f"without a graph: {reason}")
+        aoti_apply(compile_it(), model)
+    except (graphs.Skip, CompileError) as reason:
+        note(f"without a graph: {str(reason).splitlines()[0]}")
         return False
     return True
 

@@ -37,16 +37,18 @@ def compile_it() -> CompiledGraph:
 
 @gpu
 def compare(rows: int) -> tuple[str, float, list[float]]:
-    """The path that was taken, the largest difference to eager, and the seconds of two calls."""
-    warnings.simplefilter("ignore")
+    """The path that was taken and why, the largest difference to eager, and the seconds of two calls."""
     x = torch.randn(rows, WIDTH, device="cuda")
     seconds = []
-    for _ in range(2):
-        started = time.perf_counter()
-        result = model(x)
-        _ = result.sum().item()
-        seconds.append(time.perf_counter() - started)
-    return str(last_path(model)), (result - reference(x)).abs().max().item(), seconds
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            started = time.perf_counter()
+            result = model(x)
+            _ = result.sum().item()
+            seconds.append(time.perf_counter() - started)
+    path = " ".join([str(last_path(model)), *(str(each.message) for each in said)])
+    return path, (result - reference(x)).abs().max().item(), seconds
 
 
 def need_a_compiler() -> None:
@@ -65,10 +67,11 @@ def a_graph_compiles_and_loads() -> None:
     aoti_apply(graph, model)
     live()
     path, difference, (first, second) = compare(ROWS)
-    assert path == "graph", path
+    assert path.startswith("graph"), path
     assert difference < 0.05, difference
     note(
         f"load and first run {first * 1000:.1f} ms, then {second * 1000:.2f} ms; differs by {difference:.1e}"
     )
     path, difference, _ = compare(3)
-    assert (path, difference < 0.05) == ("eager", True)
+    assert path.startswith("eager"), path
+    assert difference < 0.05, difference

@@ -13,7 +13,7 @@ import torch
 
 import zerogpu
 from zerogpu import gpu
-from zerogpu.placement import cuda_api, cuda_state, devices, intercept
+from zerogpu.placement import cuda_api, cuda_entries, cuda_state, devices, intercept
 from zerogpu.placement.blame import check_untouched
 
 from .. import cost, pristine
@@ -83,7 +83,7 @@ def devices_are_hidden_in_main() -> None:
 
 
 def nothing_of_us_is_left() -> None:
-    names = [*cuda_state.TABLE, *map(_dotted, intercept._before)]
+    names = [*cuda_state.TABLE, *cuda_entries.doors(), *map(_dotted, intercept._before)]
     assert "torch.Tensor.to" in names
     own = pristine.described(names)
     live()

@@ -93,10 +93,9 @@ def _questions() -> list[tuple[str, Callable[[], Any]]]:
         ("cuda.is_built", torch.backends.cuda.is_built),
         ("flash_sdp_enabled", torch.backends.cuda.flash_sdp_enabled),
         ("allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32),
-        ("cufft_plan_cache", lambda: torch.backends.cuda.cufft_plan_cache.size),
         ("pin_memory", lambda: torch.ones(3).pin_memory()),
         ("accelerator", lambda: torch.accelerator.current_accelerator()),
-        ("deepcopy", lambda: torch.cuda.memory_summary()),
+        ("memory_summary", lambda: torch.cuda.memory_summary()),
     ]
     names = sorted(torch.cuda.__all__, key=lambda name: (name in _WAITS, name))
     for name in names:
