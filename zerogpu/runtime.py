@@ -278,7 +278,7 @@ class Runtime:
             return self._app(Snapshot(all_tasks(), context), settings)
 
     def _app(self, snapshot: Snapshot, settings: config.Settings, arenas: Arenas | None = None) -> App:
-        device = worker_device(settings, snapshot)
+        device = worker_device(settings, snapshot, arenas)
         return App(snapshot, settings, registered(), tuple(self.start_functions), device, arenas)
 
     def _read_settings(self) -> config.Settings:

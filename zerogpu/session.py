@@ -214,7 +214,7 @@ class Session:
 
     def _settle(self, worker: WorkerProcess) -> None:
         settings, exchange = self._app.settings, self._exchange
-        healthy = exchange is not None and exchange.ended and not exchange.missed
+        healthy = exchange is not None and exchange.ended and not (exchange.missed or exchange.lost)
         wanted = settings.keep_warm > 0 and settings.isolation == "worker"
         if healthy and wanted and not worker.exited.is_set() and self._runtime.keeps(worker, self.scheduler):
             assert self._lease is not None

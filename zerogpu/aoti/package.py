@@ -124,7 +124,8 @@ def write_package(
 
     Args:
         folder: where.
-        files: what inductor made; sources are left out.
+        files: what inductor made; sources are left out, but for one that torch before 2.13 takes the name
+            of the metadata from.
         constants: tensors that belong to no module.
         fields: the manifest without its list of files.
         scratch: a directory inside `folder` to remove.
@@ -132,7 +133,7 @@ def write_package(
     model = folder / _MODEL
     model.mkdir(parents=True)
     for file in files:
-        if file.suffix != ".cpp":
+        if file.suffix != ".cpp" or (file.name.endswith(".wrapper.cpp") and not LOADS_DIRECTORIES):
             shutil.copyfile(file, model / file.name)
             if file.suffix == ".so":
                 clear_executable_stack(model / file.name)

@@ -3,7 +3,8 @@
     going live:   tensor ──► malloc'ed memory      the bytes are written to a new memfd, the tensor is put
                   tensor ──► private mapping  ◄──  over a mapping of it, the old memory is given back
     the fork:     zygote     maps the same pages afresh at the same address, and never writes there
-    a worker:     inherits the mapping; what it writes is copied, page by page, for itself alone
+    a worker:     inherits the mapping; what it writes is copied, page by page, for itself alone;
+                  one that has a GPU copies to it from the file, and lets that go (see `pinning`)
     refresh:      what was written to in the main process goes into a new arena, at its old address
 
 Every mapping is private: copy-on-write of a file that nobody can write to any more. Linux copies page tables
@@ -26,7 +27,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import mapping, space
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 if sys.platform != "win32":  # there this module is imported and not used
     import fcntl
 
-__all__ = ["Arenas"]
+__all__ = ["Arenas", "Extent"]
 
 _PIECE = 8 * 1024 * 1024
 """Bytes of one write: 2 GiB take 0.74 s in such pieces, 0.9 s by torch's clone, 1.3 s through a mapping."""
@@ -46,6 +47,15 @@ _TRIM = 256 * 1024 * 1024
 
 _SPARSE = 0.75
 """An arena of which less than this is still in use is given up at a refresh, and the rest moved."""
+
+
+class Extent(NamedTuple):
+    """Memory that was mapped from an arena's file and is still as it is there."""
+
+    address: int
+    fd: int
+    offset: int
+    length: int
 
 
 class _File:
@@ -156,12 +166,26 @@ class Arenas:
             mapping.give_back_freed_memory()
 
     def map_afresh(self) -> None:
-        """In the zygote, right after its fork: see the arenas as they were filled, and let their files go.
+        """In the zygote, right after its fork: see the arenas as they were filled.
 
         A page that the main process has written to is private memory, which each fork would copy again.
         """
         for address, fd, offset, length in _joined(r for r in self._regions.values() if not r.own):
             mapping.map_over(address, fd, offset, length)
+
+    def extents(self, addresses: Iterable[int]) -> list[Extent]:
+        """Where the storages at these addresses lie in the files, in order, neighbours as one.
+
+        Those that lie in no arena, or that the main process had written to, are left out.
+        """
+        found = (self._regions.get(address) for address in addresses)
+        return _joined(region for region in found if region is not None and not region.own)
+
+    def let_go(self) -> None:
+        """In the zygote or a worker: let go of the files; what is mapped stays.
+
+        The numbers stay taken, since the files' own ends will close them.
+        """
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for fd in {region.file.fd for region in self._regions.values()}:
             os.dup2(null, fd, inheritable=False)
@@ -264,14 +288,14 @@ class _Move:
         return held.seen_whole() and held.versions() == versions
 
 
-def _joined(regions: Iterable[_Region]) -> list[tuple[int, int, int, int]]:
-    """Address, descriptor, offset and length; neighbours in memory and file as one, to save calls."""
-    joined: list[tuple[int, int, int, int]] = []
+def _joined(regions: Iterable[_Region]) -> list[Extent]:
+    """Neighbours in memory and file as one, to save calls."""
+    joined: list[Extent] = []
     for region in sorted(regions, key=lambda region: region.address):
         address, fd, offset, length = joined[-1] if joined else (0, -1, 0, 0)
         follows = (address + length, fd, offset + length) == (region.address, region.file.fd, region.offset)
         if follows:
-            joined[-1] = (address, fd, offset, length + region.length)
+            joined[-1] = Extent(address, fd, offset, length + region.length)
         else:
-            joined.append((region.address, region.file.fd, region.offset, region.length))
+            joined.append(Extent(region.address, region.file.fd, region.offset, region.length))
     return joined

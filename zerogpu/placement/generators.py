@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from .meaning import cuda_index, meaning
 __all__ = ["Generator", "PlacedGenerator"]
 
 _Generator: Any = torch._C.Generator
+
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The app's own. To look for their holders touches every object of the process, so only if there are any."""
 
 
 class PlacedGenerator(_Generator):  # type: ignore[misc]
@@ -33,16 +37,30 @@ class PlacedGenerator(_Generator):  # type: ignore[misc]
 
 def bring_to_device() -> None:
     """In a worker that has a device: put a real generator wherever a placed one is held."""
-    for placed in [obj for obj in gc.get_objects() if type(obj) is PlacedGenerator]:
+    placed = list(_made)
+    if not placed:
+        return
+    gc.unfreeze()  # frozen holders would not be found
+    for each in placed:
         real = _Generator(device="cuda")
-        real.manual_seed(placed.initial_seed())
-        for holder in gc.get_referrers(placed):
-            if isinstance(holder, dict):
-                holder.update({key: real for key, value in holder.items() if value is placed})
-            elif isinstance(holder, list):
-                holder[:] = [real if value is placed else value for value in holder]
-            elif isinstance(holder, types.CellType):
-                holder.cell_contents = real
+        real.manual_seed(each.initial_seed())
+        for holder in gc.get_referrers(each):
+            _replace(holder, each, real)
+    gc.freeze()
+
+
+def _replace(holder: Any, placed: Any, real: Any) -> None:
+    if isinstance(holder, types.CellType):
+        holder.cell_contents = real
+        return
+    if not isinstance(holder, (dict, list)):
+        holder = getattr(
+            holder, "__dict__", None
+        )  # an object's attributes, where Python keeps no dict of them
+    if isinstance(holder, dict):
+        holder.update({key: real for key, value in holder.items() if value is placed})
+    elif isinstance(holder, list):
+        holder[:] = [real if value is placed else value for value in holder]
 
 
 def _arrive(device: str, seed: int, state: Any) -> Any:
@@ -73,4 +91,5 @@ class Generator(metaclass=_Kind):
         made = PlacedGenerator("cpu")
         if index:
             made._placed_on = index
+        _made.add(made)
         return made

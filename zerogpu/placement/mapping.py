@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy
 
-__all__ = ["PAGE", "give_back_freed_memory", "map_over", "map_private", "pages", "unmap", "view", "written"]
+__all__ = [
+    "PAGE",
+    "give_back_freed_memory",
+    "map_over",
+    "map_private",
+    "map_shared",
+    "pages",
+    "unmap",
+    "view",
+    "written",
+]
 
 PAGE = mmap.PAGESIZE
 
@@ -48,7 +58,16 @@ def map_private(fd: int, size: int) -> int:
     Raises:
         OSError: no address space, or too many mappings.
     """
-    return _map(None, fd, 0, size, 0)
+    return _map(None, fd, 0, size, mmap.MAP_PRIVATE)
+
+
+def map_shared(fd: int, offset: int, size: int) -> int:
+    """Map a part of a file to be read, its own pages and no copies of them; returns the address.
+
+    Raises:
+        OSError: no address space, or too many mappings.
+    """
+    return _map(None, fd, offset, size, mmap.MAP_SHARED, mmap.PROT_READ)
 
 
 def map_over(address: int, fd: int, offset: int, size: int) -> None:
@@ -57,12 +76,18 @@ def map_over(address: int, fd: int, offset: int, size: int) -> None:
     Raises:
         OSError: too many mappings; what was there is then still there.
     """
-    _map(address, fd, offset, size, _MAP_FIXED)
+    _map(address, fd, offset, size, mmap.MAP_PRIVATE | _MAP_FIXED)
 
 
-def _map(address: int | None, fd: int, offset: int, size: int, flags: int) -> int:
-    flags |= mmap.MAP_PRIVATE | _MAP_NORESERVE
-    found = _libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+def _map(
+    address: int | None,
+    fd: int,
+    offset: int,
+    size: int,
+    flags: int,
+    access: int = mmap.PROT_READ | mmap.PROT_WRITE,
+) -> int:
+    found = _libc.mmap(address, size, access, flags | _MAP_NORESERVE, fd, offset)
     if found == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -1,31 +1,40 @@
 """Materialising: a worker's placed tensors become tensors on its device, where they stand.
 
 Each storage is copied once, however many tensors view it, and the copies are large, asynchronous and
-from pinned memory: the arena itself where the driver can pin it, else two buffers that take turns.
+from pinned memory: straight from the arena where the driver can pin it, else through two buffers that take
+turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from . import mapping
+from .arena import Arenas
+from .pinning import Pinned
 from .placed import take_off, without_us
 
-__all__ = ["materialise", "pinned"]
+__all__ = ["materialise"]
 
 _STEP = 256 * 1024 * 1024
 """Bytes after which progress is reported."""
 _BUFFER = 32 * 1024 * 1024
 """Bytes of each of the two pinned buffers."""
-_READ_ONLY = 8
-"""cudaHostRegisterReadOnly: the arena is mapped for reading only."""
+
+
+Groups = list[tuple[Any, list[Any]]]
+"""Storages, each with the tensors that view it."""
 
 
 def materialise(
-    tensors: Iterable[Any], device: torch.device, report: Callable[[int, int], None]
+    tensors: Iterable[Any],
+    device: torch.device,
+    report: Callable[[int, int], None],
+    arenas: Arenas | None = None,
+    runtime: Any = None,
 ) -> dict[int, int]:
     """Bring placed tensors to `device`.
 
@@ -33,6 +42,8 @@ def materialise(
         tensors: placed tensors; those that share memory share it on the device too.
         device: where to.
         report: called with the bytes that are there and those that there will be.
+        arenas: where tensors may lie, with files that are still open; what lies elsewhere is staged.
+        runtime: pins memory, see `Pinned`; CUDA's own by default.
 
     Returns:
         The old address of each tensor, by the new one.
@@ -41,10 +52,22 @@ def materialise(
         RuntimeError: torch's own, such as out of memory.
     """
     groups = _by_storage(tensors)
+    extents = arenas.extents(storage.data_ptr() for storage, _ in groups) if arenas is not None else []
+    if extents and runtime is None:
+        cudart: Any = torch.cuda.cudart
+        runtime = cudart()
+    with Pinned(extents, runtime) as pinned:
+        send = _Copier(device, pinned)
+        try:
+            return _switch_all(groups, send, report)
+        finally:
+            send.finish()
+
+
+def _switch_all(groups: Groups, send: _Copier, report: Callable[[int, int], None]) -> dict[int, int]:
     total = sum(storage.nbytes() for storage, _ in groups)
     done = reported = 0
     addresses: dict[int, int] = {}
-    send = _Copier(device)
     report(0, total)
     for storage, views in groups:
         there = send(storage)
@@ -62,7 +85,7 @@ def materialise(
     return addresses
 
 
-def _by_storage(tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
+def _by_storage(tensors: Iterable[Any]) -> Groups:
     groups: dict[int, tuple[Any, list[Any]]] = {}
     for tensor in tensors:
         with without_us():
@@ -83,14 +106,19 @@ def _switch(tensor: Any, storage: Any) -> None:
 class _Copier:
     """Copies storages to a device; `finish` waits until all are there."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pinned: Pinned) -> None:
         self._device = device
+        self._pinned = pinned
         self._cuda = device.type == "cuda"
         self._buffers: list[tuple[Any, Any]] = []
 
     def __call__(self, storage: Any) -> Any:
-        source = torch.empty(0, dtype=torch.uint8).set_(storage)
         target = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self._device)
+        address = self._pinned.find(storage.data_ptr(), storage.nbytes())
+        if address is not None:
+            target.copy_(_bytes_at(address, storage.nbytes()), non_blocking=True)
+            return target.untyped_storage()
+        source = torch.empty(0, dtype=torch.uint8).set_(storage)
         if not self._cuda or source.numel() < _BUFFER or source.is_pinned():
             target.copy_(source, non_blocking=True)
         else:
@@ -117,23 +145,5 @@ class _Copier:
             torch.cuda.synchronize()
 
 
-@contextmanager
-def pinned(ranges: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Pin memory for the device within, where the driver can; what it cannot pin is staged.
-
-    Args:
-        ranges: start address and bytes of read-only memory. It has to be mapped shared: to pin a private
-            mapping would copy it.
-    """
-    cudart: Any = torch.cuda.cudart
-    runtime = cudart()
-    held = []
-    for start, size in ranges:
-        if int(runtime.cudaHostRegister(start, size, _READ_ONLY)) == 0:
-            held.append(start)
-    try:
-        yield
-    finally:
-        torch.cuda.synchronize()
-        for start in held:
-            runtime.cudaHostUnregister(start)
+def _bytes_at(address: int, size: int) -> Any:
+    return torch.frombuffer(mapping.view(address, size), dtype=torch.uint8)

@@ -14,14 +14,22 @@ from ..process.app import WorkerDevice
 from ..process.snapshot import Snapshot
 from ..process.tensors import cross_with
 from . import devices
+from .arena import Arenas
 from .blame import check_untouched, driver_libraries
 from .devices import DeviceInfo
 
 __all__ = ["worker_device"]
 
 
-def worker_device(settings: Settings, snapshot: Snapshot) -> WorkerDevice | None:
+def worker_device(
+    settings: Settings, snapshot: Snapshot, arenas: Arenas | None = None
+) -> WorkerDevice | None:
     """What brings the workers of a snapshot to their device; None where that is the CPU.
+
+    Args:
+        settings: say which kind of device.
+        snapshot: what the workers will have.
+        arenas: where its weights lie; None if they are ordinary memory.
 
     Raises:
         ZeroGPUError: the device that the settings ask for is not there.
@@ -35,11 +43,13 @@ def worker_device(settings: Settings, snapshot: Snapshot) -> WorkerDevice | None
     if kind == "sim":
         return _Simulated(device)
     check_untouched()
-    return _Cuda(device, snapshot.placed)
+    return _Cuda(device, snapshot.placed, arenas)
 
 
 class _Simulated:
     """A made-up device: tensors stay placed, and compute on the CPU."""
+
+    reads_files = False
 
     def __init__(self, device: DeviceInfo) -> None:
         self._device = device
@@ -50,6 +60,9 @@ class _Simulated:
 
             cuda_api.enter_worker(self._device)
 
+    def works(self) -> bool:
+        return True
+
 
 class _Cuda:
     """A GPU.
@@ -57,13 +70,37 @@ class _Cuda:
     Args:
         device: which one.
         placed: the tensors that were placed when the app was forked.
+        arenas: where they lie; None if they are ordinary memory.
     """
 
-    def __init__(self, device: DeviceInfo, placed: list[weakref.ref[Any]]) -> None:
+    reads_files = True
+
+    def __init__(
+        self, device: DeviceInfo, placed: list[weakref.ref[Any]], arenas: Arenas | None = None
+    ) -> None:
         self._device = device
         self._placed = placed
+        self._arenas = arenas
 
     def enter(self, report: Callable[[int, int], None]) -> None:
+        try:
+            self._start(report)
+        finally:
+            if self._arenas is not None:
+                self._arenas.let_go()
+
+    def works(self) -> bool:
+        """Whether the CUDA context does: most errors of a kernel break it for the rest of the process."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return True
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
+    def _start(self, report: Callable[[int, int], None]) -> None:
         devices.select(self._device)
         if sys.modules.get("torch") is None:
             return
@@ -82,7 +119,7 @@ class _Cuda:
             raise CUDAInMainError(_why(error)) from error
         cross_with(OnDevice(self._device.index))
         tensors = [tensor for reference in self._placed if (tensor := reference()) is not None]
-        parts.moved(materialise(tensors, torch.device("cuda", 0), report))
+        parts.moved(materialise(tensors, torch.device("cuda", 0), report, self._arenas))
         generators.bring_to_device()
 
 

@@ -17,6 +17,10 @@ __all__ = ["App", "SharedWeights", "WorkerDevice"]
 class WorkerDevice(Protocol):
     """Where workers compute."""
 
+    @property
+    def reads_files(self) -> bool:
+        """Whether `enter` reads the files of the shared weights, and lets them go."""
+
     def enter(self, report: Callable[[int, int], None]) -> None:
         """In a new worker, before anything computes: start the device and bring the weights there.
 
@@ -24,12 +28,18 @@ class WorkerDevice(Protocol):
             report: called with the bytes that are there and those that there will be.
         """
 
+    def works(self) -> bool:
+        """Whether a worker can still compute there; asked after a function has raised."""
+
 
 class SharedWeights(Protocol):
     """Memory that the processes of one generation share without seeing each other's writes."""
 
     def map_afresh(self) -> None:
         """Called once in the zygote, right after its fork and before descriptors are let go."""
+
+    def let_go(self) -> None:
+        """Let go of the files that the memory was mapped from: no user code may reach them."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,14 @@ class App:
     start_functions: tuple[Callable[[], Any], ...]
     device: WorkerDevice | None = None
     weights: SharedWeights | None = None
+
+    def share_weights(self) -> None:
+        """In the zygote, right after its fork."""
+        if self.weights is None:
+            return
+        self.weights.map_afresh()
+        if self.device is None or not self.device.reads_files:
+            self.weights.let_go()
 
     @property
     def threads(self) -> int:

@@ -52,6 +52,7 @@ class Exchange:
         self.worker = worker
         self.ended = False
         self.missed = False
+        self.lost = False
         self._error: BaseException | None = None
         self._backlog: deque[Item | Result | Raised] = deque()
         self._lock = threading.Lock()
@@ -115,6 +116,7 @@ class Exchange:
             if isinstance(message, Event):
                 self.call.receive(message.bridge, codec.decode(_encoded(message)))
             elif not isinstance(message, Item) or not (self.call.cancelled or self.missed):
+                self.lost = isinstance(message, Raised) and message.lost
                 return message
 
     def _deliver(self, message: Item | Result | Raised) -> Item | Result:

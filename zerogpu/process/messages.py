@@ -145,8 +145,12 @@ class Result(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """The function raised. The payload is the exception; `summary` says the same in plain text."""
+    """The function raised. The payload is the exception; `summary` says the same in plain text.
+
+    `lost` says that the worker's device does not work any more, so that it can serve no other call.
+    """
 
     payload: Encoded | Payload
     summary: str
     call: int = 0
+    lost: bool = False

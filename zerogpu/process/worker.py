@@ -219,7 +219,8 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - travels to the caller
             summary = "".join(traceback.format_exception_only(error)).strip()[:_SUMMARY]
             encoded = codec.encode_error(_without_our_frames(error), self._app.snapshot)
-            make = partial(Raised, summary=summary)
+            lost = self._app.device is not None and not self._app.device.works()
+            make = partial(Raised, summary=summary, lost=lost)
         _flush()
         if os.getpid() != self._process:
             os._exit(0)  # a child that the function forked has come back from it: the answer is the parent's

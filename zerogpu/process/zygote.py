@@ -38,8 +38,7 @@ def fork_zygote(app: App, ours: socket.socket, theirs: socket.socket) -> int:
         return pid
     try:
         ours.close()
-        if app.weights is not None:
-            app.weights.map_afresh()
+        app.share_weights()
         Zygote(app, theirs, main).run()
     except BaseException:  # noqa: BLE001 - nothing may return into the app's stack
         traceback.print_exc()
