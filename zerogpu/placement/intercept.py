@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.amp.autocast_mode import autocast
 from torch.utils._device import DeviceContext
 
-from . import casting, factories, saving
+from . import casting, factories, saving, wrappers
 from .autocasting import start_autocast
 from .generators import Generator
 from .legacy import tensor_kinds
@@ -42,6 +42,7 @@ def install() -> None:
     _replace(torch.Tensor, "cuda", casting.cuda)
     _replace(torch.Tensor, "data", casting.data)
     _replace(torch.Tensor, "_make_subclass", staticmethod(casting.make_subclass))
+    _replace(torch.Tensor, "_make_wrapper_subclass", staticmethod(wrappers.make_wrapper_subclass))
     _replace(torch.nn.Parameter, "__new__", casting.new_parameter)
     _replace(torch.Tensor, "type", casting.cast_type)
     _replace(torch.Tensor, "pin_memory", casting.pin_memory)

@@ -1,7 +1,8 @@
 """Materialising: a worker's placed tensors become tensors on its device, where they stand.
 
 Each storage is copied once, however many tensors view it, and the copies are large, asynchronous and
-from pinned memory: the arena itself where the driver can pin it, else two buffers that take turns.
+from pinned memory: the arena itself where the driver can pin it, else two buffers that take turns. Tensors
+that only stand for others follow when those are there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import torch
 
-from .placed import take_off, without_us
+from .placed import is_wrapper, parts_of, take_off, without_us
+from .wrappers import swap_in
 
 __all__ = ["materialise", "pinned"]
 
@@ -40,7 +42,8 @@ def materialise(
     Raises:
         RuntimeError: torch's own, such as out of memory.
     """
-    groups = _by_storage(tensors)
+    found = {id(part): part for tensor in tensors for part in _with_parts(tensor)}.values()
+    groups = _by_storage(tensor for tensor in found if not is_wrapper(tensor))
     total = sum(storage.nbytes() for storage, _ in groups)
     done = reported = 0
     addresses: dict[int, int] = {}
@@ -57,9 +60,18 @@ def materialise(
             send.finish()
             report(done, total)
             reported = done
+    for wrapper in filter(is_wrapper, found):
+        swap_in(take_off(wrapper))
     send.finish()
     report(total, total)
     return addresses
+
+
+def _with_parts(tensor: Any) -> Iterator[Any]:
+    """A tensor, after those that it stands for: one is rebuilt when its own are there."""
+    for part in parts_of(tensor) if is_wrapper(tensor) else ():
+        yield from _with_parts(part)
+    yield tensor
 
 
 def _by_storage(tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
