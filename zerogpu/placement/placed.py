@@ -23,6 +23,7 @@ __all__ = [
     "PlacedTensor",
     "PlacedWrapper",
     "check_devices",
+    "in_memory",
     "index_of",
     "is_placed",
     "is_wrapper",
@@ -195,6 +196,18 @@ def is_wrapper(tensor: Any) -> bool:
 def parts_of(wrapper: Any) -> list[Any]:
     """The tensors that a wrapper stands for."""
     return [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]
+
+
+def in_memory(tensor: Any) -> Any:
+    """The ordinary tensor or parameter over the memory of a placed one; any other is itself."""
+    if not is_placed(tensor) or is_wrapper(tensor):
+        return tensor
+    with without_us():
+        plain = tensor.detach()
+    plain.__class__ = torch.Tensor
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(plain, tensor.requires_grad)
+    return plain.requires_grad_(tensor.requires_grad)
 
 
 # -- devices of a call -----------------------------------------------------------------------------------
