@@ -36,6 +36,7 @@ __all__ = [
     "showing_memory",
     "showing_memory_now",
     "take_off",
+    "tensors_in",
     "without_us",
 ]
 
@@ -213,14 +214,14 @@ def in_memory(tensor: Any) -> Any:
 # -- devices of a call -----------------------------------------------------------------------------------
 
 
-def _tensors(values: Any) -> Iterator[Any]:
+def tensors_in(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
         elif isinstance(value, dict):
-            yield from _tensors(value.values())
+            yield from tensors_in(value.values())
 
 
 _MIXING = frozenset(
@@ -241,7 +242,7 @@ def check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     """
     index, others = None, []
     mixes = showing_memory_now() or getattr(func, "__name__", "") in _MIXING
-    for tensor in _tensors(itertools.chain(args, kwargs.values())):
+    for tensor in tensors_in(itertools.chain(args, kwargs.values())):
         if not is_placed(tensor):
             others.append(tensor)
         elif index is None:
@@ -286,7 +287,7 @@ def _mixed(index: int, other: Any) -> RuntimeError:
 
 def place_all(result: Any, index: int, others: list[Any]) -> None:
     """Place the tensors of a result, except arguments that were not placed and come back."""
-    for tensor in (result,) if isinstance(result, torch.Tensor) else _tensors((result,)):
+    for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in((result,)):
         if (not is_placed(tensor) or is_wrapper(tensor)) and not any(tensor is other for other in others):
             place(tensor, index)
 
