@@ -83,6 +83,10 @@ def backward_through_to() -> torch.Tensor:
     return weight.grad
 
 
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
 def in_place() -> torch.Tensor:
     tensor = on_device()
     tensor.add_(1).mul_(2)
@@ -252,6 +256,15 @@ OPERATIONS = [
     Row("lstm", lambda: nn.LSTM(3, 2).to("cuda")(on_device())[0] * 0),
     Row("multihead", lambda: nn.MultiheadAttention(3, 1).cuda()(*[on_device()] * 3)[0] * 0),
     Row("autocast", autocasted),
+    Row("vmap", lambda: torch.vmap(lambda x: x * on_device()[0])(on_device())),
+    Row("grad", lambda: torch.func.grad(lambda x: (x * on_device()).sum())(on_device())),
+    Row("grad_and_value", lambda: torch.func.grad_and_value(torch.sum)(on_device())[1]),
+    Row("hessian", lambda: torch.func.hessian(lambda x: (x**3).sum())(on_device()[0])),
+    Row("jacfwd", lambda: torch.func.jacfwd(torch.sin)(on_device()[0])),
+    Row("jvp", lambda: torch.func.jvp(torch.sin, (on_device(),), (on_device(),))[1]),
+    Row("scripted", lambda: torch.jit.script(doubled)(on_device())),
+    Row("scripted_module", lambda: torch.jit.script(linear()).cuda()(on_device())),
+    Row("traced", lambda: torch.jit.trace(doubled, on_device())(on_device())),
     Row("backward", backward),
     Row("backward_through_to", backward_through_to, "cpu"),
 ]

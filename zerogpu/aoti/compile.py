@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from ..errors import CompileError
+from ..placement.meaning import meaning
+from ..placement.placed import is_placed, plain_class, showing_memory
 from . import cache
 from .graph import CompiledGraph
 from .guard import derive_guard, input_leaves
@@ -85,6 +87,11 @@ def aoti_compile(
             f"aoti_compile takes what torch.export.export returned, not {type(exported_program).__name__}"
         )
     chosen = _options({**(inductor_configs or {}), **options})
+    with showing_memory():
+        return _compile(exported_program, chosen)
+
+
+def _compile(exported_program: ExportedProgram, chosen: dict[str, Any]) -> CompiledGraph:
     device = _check(exported_program)
     constants = anonymous_constants(exported_program)
     key = content_key(exported_program, chosen, constants, device)
@@ -132,8 +139,10 @@ def _check(program: ExportedProgram) -> str:
     for name, tensor in {**program.state_dict, **program.constants}.items():
         if not isinstance(tensor, torch.Tensor):
             raise _failed("check", f"it holds {name!r}, a {type(tensor).__name__}, not a tensor")
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if plain_class(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise _failed("check", f"weight {name!r} is a {type(tensor).__name__}, not a plain tensor")
+        if is_placed(tensor) and not meaning.simulated:
+            raise _failed("check", "its weights are not on a device yet; compile it in a GPU function")
         devices.add(tensor.device.type)
     for node in program.graph.find_nodes(op="placeholder"):
         if isinstance(node.meta.get("val"), torch.Tensor):

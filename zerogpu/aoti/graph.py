@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..placement.placed import index_of, is_placed, place
 from .package import (
     Manifest,
     load_constants,
@@ -87,7 +88,16 @@ class Binding:
         tensors = {**self.weights.tensors, **self._constants}
         self._loader: Loader = load(loadable(graph.path), tensors)
         self._graph = graph
+        placed = next(filter(is_placed, self.weights.found), None)
+        self._index = None if placed is None else index_of(placed)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         """Run the graph on inputs that its guard has let through."""
-        return self._graph.outputs(self._loader.boxed_run(tensors))
+        placed = next(filter(is_placed, tensors), None)
+        index = self._index if placed is None else index_of(placed)
+        found = self._loader.boxed_run(tensors)
+        return self._graph.outputs(found if index is None else [_placed(each, index) for each in found])
+
+
+def _placed(output: Any, index: int) -> Any:
+    return place(output, index) if isinstance(output, torch.Tensor) else output

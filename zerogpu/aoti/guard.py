@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..placement.placed import index_of, is_placed, plain_class
 from .shapes import (
     Relations,
     TensorShape,
@@ -111,7 +112,7 @@ class Guard:
         grad = torch.is_grad_enabled()
         for i, leaf, dtype, device in self._tensors:
             value = leaves[i]
-            kind = type(value)
+            kind = plain_class(value)
             # A subclass may keep its data elsewhere or change what operations mean.
             if kind is not torch.Tensor and kind is not torch.nn.Parameter:
                 detail = f"got {_described(value)}, compiled for a {leaf.dtype} tensor"
@@ -143,7 +144,11 @@ def input_leaves(program: ExportedProgram) -> list[TensorLeaf | ValueLeaf]:
     """
     values = {n.name: n.meta.get("val") for n in program.graph.find_nodes(op="placeholder")}
     inputs = [i for i in program.graph_signature.input_specs if i.kind.name == "USER_INPUT"]
-    return [_leaf(item.arg.name, values[item.arg.name]) for item in inputs]
+    examples, _ = tree_flatten(program.example_inputs)
+    return [
+        _leaf(item.arg.name, values[item.arg.name], example)
+        for item, example in zip(inputs, examples, strict=True)
+    ]
 
 
 def derive_guard(program: ExportedProgram) -> GuardSpec:
@@ -172,9 +177,11 @@ def derive_guard(program: ExportedProgram) -> GuardSpec:
     return GuardSpec(structure, tuple(leaves), relations)
 
 
-def _leaf(name: str, value: Any) -> TensorLeaf | ValueLeaf:
+def _leaf(name: str, value: Any, example: Any) -> TensorLeaf | ValueLeaf:
     if isinstance(value, torch.Tensor):
-        return TensorLeaf(str(value.dtype).removeprefix("torch."), str(value.device), shape_of(value))
+        # Traced for the memory where a simulated device computes, it is called with what says the device.
+        device = f"cuda:{index_of(example)}" if is_placed(example) else value.device
+        return TensorLeaf(str(value.dtype).removeprefix("torch."), str(device), shape_of(value))
     if value is None or type(value) in (bool, int, float, str):
         return ValueLeaf(value)
     raise ValueError(

@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ..placement.placed import in_memory
+from .guard import input_leaves
 from .package import FORMAT, machine
 from .torch_internals import (
     ExportedProgram,
@@ -58,7 +60,7 @@ def content_key(
 def anonymous_constants(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """Return tensors that the code made or closed over: no module has them, so the package must."""
     return {
-        name: program.constants[name]
+        name: in_memory(program.constants[name])
         for name in sorted(
             str(item.target)
             for item in program.graph_signature.input_specs
@@ -80,6 +82,7 @@ def _description(program: ExportedProgram) -> dict[str, Any]:
         "code": code,
         "signature": str(program.graph_signature),
         "inputs": [_shown(n.meta.get("val")) for n in program.graph.find_nodes(op="placeholder")],
+        "devices": [getattr(leaf, "device", None) for leaf in input_leaves(program)],
         "weights": {name: _shown(tensor) for name, tensor in weights.items()},
         "ties": _ties(weights),
         "ranges": str(program.range_constraints),

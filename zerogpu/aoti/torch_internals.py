@@ -23,6 +23,8 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.printers import PythonPrinter
 
+from ..placement.placed import in_memory
+
 __all__ = [
     "CHECKED_ON",
     "LOADS_DIRECTORIES",
@@ -140,11 +142,14 @@ def unlifted(program: ExportedProgram) -> GraphModule:
     Left as plain attributes, inductor would rename them ``_tensor_constantN``.
     """
     graph_module = program.module()
+    for part in graph_module.modules():
+        for table in (part._parameters, part._buffers):
+            table.update({name: in_memory(tensor) for name, tensor in table.items()})
     for name in program.constants:
         owner, _, last = name.rpartition(".")
         holder = graph_module.get_submodule(owner)
         if isinstance(vars(holder).get(last), torch.Tensor):
-            holder.register_buffer(last, vars(holder).pop(last), persistent=False)
+            holder.register_buffer(last, in_memory(vars(holder).pop(last)), persistent=False)
     return graph_module
 
 
@@ -155,7 +160,7 @@ def lower(program: ExportedProgram, options: Mapping[str, Any], folder: Path) ->
     export did (an adaptive pooling fixes them), which AOTInductor then drops without a word; the
     assumptions stay in the shape environment, where `recorded_guards` finds them afterwards.
     """
-    args, kwargs = program.example_inputs
+    args, kwargs = tree_map_tensors(in_memory, program.example_inputs)
     with _lowering, _lowering_folder(folder), torch.no_grad():
         made: Any = torch._inductor.aot_compile(unlifted(program), args, kwargs, options=dict(options))
     files = [Path(item) for item in made if isinstance(item, str)]

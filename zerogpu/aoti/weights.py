@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..placement.placed import showing_memory
 from .package import Weight
 from .torch_internals import ignoring_subclasses
 
@@ -46,8 +47,9 @@ class BoundWeights:
         self.tensors: dict[str, Tensor] = {}
         """Plain tensors by name; they keep the memory alive that the graph reads."""
         self._slots: list[tuple[dict[str, Any], str]] = []
-        self._found: list[Tensor] = []
-        with ignoring_subclasses():
+        self.found: list[Tensor] = []
+        """The module's own."""
+        with ignoring_subclasses(), showing_memory():
             for weight in weights:
                 slots = [_slot(module, name) for name in (weight.name, *weight.tied)]
                 found = [holder[key] for holder, key in slots]
@@ -56,9 +58,9 @@ class BoundWeights:
                     if other is not found[0] and _form(other) != _form(found[0]):
                         raise WeightError(name, f"is no longer the same tensor as {weight.name!r}")
                 self._slots += slots
-                self._found += found
+                self.found += found
                 self.tensors[weight.name] = found[0].detach()
-            self._forms = list(_forms(self._found))
+            self._forms = list(_forms(self.found))
 
     def current(self) -> bool:
         """Whether the module still has the same tensors in the same memory (0.3 us for each)."""
@@ -66,7 +68,7 @@ class BoundWeights:
             found = [holder[key] for holder, key in self._slots]
         except KeyError:
             return False
-        if not all(map(operator.is_, found, self._found)):
+        if not all(map(operator.is_, found, self.found)):
             return False
         with ignoring_subclasses():
             return all(map(operator.eq, _forms(found), self._forms))

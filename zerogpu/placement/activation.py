@@ -19,7 +19,7 @@ from ..config import Settings
 from ..errors import ZeroGPUError
 from ..process.tensors import Crossing, cross_with
 from ..process.worker import in_worker
-from . import cuda_api, devices, intercept
+from . import cuda_api, devices, intercept, wrappers
 from .crossing import Placing
 from .cuda_state import state
 from .generators import PlacedGenerator
@@ -50,6 +50,7 @@ def activate() -> None:
         cuda_api.install(choice, settings.cache_dir, generator=_generator)
         cross_with(Placing() if meaning.placed else Crossing())
     intercept.install()
+    wrappers.allow_swaps()
     importlib.import_module(".libraries", __package__).join()
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from .meaning import cuda_index, meaning
-from .placed import SPECIAL, index_of, is_placed, place, sees_to_itself, take_off, without_us
+from .placed import SPECIAL, index_of, is_placed, is_wrapper, place, sees_to_itself, take_off, without_us
+from .wrappers import move
 
 __all__ = ["cast_type", "cuda", "data", "make_subclass", "new_parameter", "parse_to", "pin_memory", "to"]
 
@@ -31,6 +32,8 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
     if index is None and not here:
         return _to(self, *args, **kwargs)
     kind: Any = type(self)
+    if is_wrapper(self):
+        return move(self, index, options)
     if not here and sees_to_itself(kind):
         return _to(self, device if index is None else meaning.traced(index), **options)
     if index is not None and not meaning.placed:
@@ -157,7 +160,7 @@ def make_subclass(cls: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
 
 def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     """`torch.nn.Parameter(data)`: a parameter is where its data is."""
-    if is_placed(data):
+    if is_placed(data) and not is_wrapper(data):
         return make_subclass(cls, data, requires_grad)
     return _new_parameter(getattr(cls, "_plain_class", cls), data, requires_grad)
 

@@ -19,7 +19,8 @@ from torch.utils._device import _device_constructors
 
 from .casting import to
 from .meaning import cuda_index, meaning
-from .placed import is_placed, place, showing_memory, without_us
+from .placed import is_placed, is_wrapper, place, showing_memory, without_us
+from .wrappers import rebuilt
 
 __all__ = ["constructors", "fake_of_real", "in_device_context", "methods", "register"]
 
@@ -120,8 +121,11 @@ def fake_of_real(*args: Any, **kwargs: Any) -> Any:
     """`FakeTensorConverter.from_real_tensor`: what a program is traced with stands for a placed tensor."""
     if not meaning.simulated:
         return _from_real_tensor(*args, **kwargs)
+    converter, mode, tensor, *rest = args
     with showing_memory():
-        return _from_real_tensor(*args, **kwargs)
+        if is_placed(tensor) and is_wrapper(tensor):
+            tensor = rebuilt(tensor, lambda part: part)
+        return _from_real_tensor(converter, mode, tensor, *rest, **kwargs)
 
 
 # -- the dispatcher --------------------------------------------------------------------------------------

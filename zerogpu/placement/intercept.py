@@ -9,10 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.amp.autocast_mode import autocast
 from torch.utils._device import DeviceContext
 
-from . import casting, factories, saving
+from . import casting, factories, saving, transforms, wrappers
 from .autocasting import start_autocast
 from .generators import Generator
 from .legacy import tensor_kinds
+from .meaning import meaning
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -42,6 +43,7 @@ def install() -> None:
     _replace(torch.Tensor, "cuda", casting.cuda)
     _replace(torch.Tensor, "data", casting.data)
     _replace(torch.Tensor, "_make_subclass", staticmethod(casting.make_subclass))
+    _replace(torch.Tensor, "_make_wrapper_subclass", staticmethod(wrappers.make_wrapper_subclass))
     _replace(torch.nn.Parameter, "__new__", casting.new_parameter)
     _replace(torch.Tensor, "type", casting.cast_type)
     _replace(torch.Tensor, "pin_memory", casting.pin_memory)
@@ -51,6 +53,8 @@ def install() -> None:
     _replace(torch._C._nn, "_parse_to", casting.parse_to)
     _replace(DeviceContext, "__torch_function__", factories.in_device_context)
     _replace(FakeTensorConverter, "from_real_tensor", factories.fake_of_real)
+    for owner, name, value in transforms.replacements() if meaning.placed else ():
+        _replace(owner, name, value)
     _replace(torch, "Generator", Generator)
     _replace(autocast, "__init__", start_autocast)
     for name in ("device", "__new__", "cuda", "cpu", "to"):

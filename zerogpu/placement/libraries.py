@@ -9,6 +9,7 @@ import torch
 import wrapt
 
 from ..notices import warn_app
+from . import compiling
 from .meaning import cuda_index, meaning
 
 __all__ = ["join"]
@@ -21,6 +22,8 @@ def join() -> None:
     global _joined
     if not _joined:
         _joined = True
+        wrapt.register_post_import_hook(compiling.join_variables, "torch._dynamo.variables.builder")
+        wrapt.register_post_import_hook(compiling.join_backends, "torch._dynamo.eval_frame")
         wrapt.register_post_import_hook(_join_diffusers, "diffusers.pipelines.pipeline_utils")
         if torch.version.cuda is None:
             for name in ("accelerate.utils.modeling", "transformers.integrations.accelerate"):

@@ -2,7 +2,7 @@
 
 Each storage is copied once, however many tensors view it, and the copies are large, asynchronous and
 from pinned memory: straight from the arena where the driver can pin it, else through two buffers that take
-turns.
+turns. Tensors that only stand for others follow when those are there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from . import mapping
 from .arena import Arenas
 from .pinning import Pinned
-from .placed import take_off, without_us
+from .placed import is_wrapper, parts_of, take_off, without_us
+from .wrappers import swap_in
 
 __all__ = ["materialise"]
 
@@ -51,7 +52,8 @@ def materialise(
     Raises:
         RuntimeError: torch's own, such as out of memory.
     """
-    groups = _by_storage(tensors)
+    found = {id(part): part for tensor in tensors for part in _with_parts(tensor)}.values()
+    groups = _by_storage(tensor for tensor in found if not is_wrapper(tensor))
     extents = arenas.extents(storage.data_ptr() for storage, _ in groups) if arenas is not None else []
     if extents and runtime is None:
         cudart: Any = torch.cuda.cudart
@@ -59,7 +61,10 @@ def materialise(
     with Pinned(extents, runtime) as pinned:
         send = _Copier(device, pinned)
         try:
-            return _switch_all(groups, send, report)
+            addresses = _switch_all(groups, send, report)
+            for wrapper in filter(is_wrapper, found):
+                swap_in(take_off(wrapper))
+            return addresses
         finally:
             send.finish()
 
@@ -83,6 +88,13 @@ def _switch_all(groups: Groups, send: _Copier, report: Callable[[int, int], None
     send.finish()
     report(total, total)
     return addresses
+
+
+def _with_parts(tensor: Any) -> Iterator[Any]:
+    """A tensor, after those that it stands for: one is rebuilt when its own are there."""
+    for part in parts_of(tensor) if is_wrapper(tensor) else ():
+        yield from _with_parts(part)
+    yield tensor
 
 
 def _by_storage(tensors: Iterable[Any]) -> Groups:

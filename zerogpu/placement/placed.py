@@ -18,15 +18,25 @@ from typing import Any
 import torch
 
 __all__ = [
+    "SPECIAL",
     "Placed",
+    "PlacedTensor",
+    "PlacedWrapper",
+    "check_devices",
+    "in_memory",
     "index_of",
     "is_placed",
+    "is_wrapper",
+    "parts_of",
     "place",
+    "place_all",
     "placed_class",
     "plain_class",
     "sees_to_itself",
     "showing_memory",
+    "showing_memory_now",
     "take_off",
+    "tensors_in",
     "without_us",
 ]
 
@@ -54,45 +64,58 @@ without_us = torch._C.DisableTorchFunctionSubclass
 """A context in which placed tensors are to torch the CPU tensors that they are."""
 
 
+def showing_memory_now() -> bool:
+    """Whether this thread is inside `showing_memory`."""
+    return getattr(_showing, "memory", False)
+
+
 class Placed:
-    """Mixed into a tensor class, makes its instances report and behave as if on a device."""
+    """Mixed into a tensor class, makes its instances say that they are on a device."""
 
     _placed_on = 0
+
+    @property
+    def device(self) -> torch.device:
+        return _CPU if showing_memory_now() else torch.device("cuda", self._placed_on)
+
+    @property
+    def is_cuda(self) -> bool:
+        return not showing_memory_now()
+
+    @property
+    def is_cpu(self) -> bool:
+        return showing_memory_now()
+
+    def get_device(self) -> int:
+        return -1 if showing_memory_now() else self._placed_on
+
+
+class PlacedWrapper(Placed):
+    """Of a tensor that only stands for others, which are placed like itself; `wrappers` has its answers."""
+
+
+class PlacedTensor(Placed):
+    """Of an ordinary tensor: behaves as if on the device."""
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not all(map(_yields_to_us, types)):
-            return NotImplemented  # torchao's tensors and the like know better what to do
         kwargs = kwargs or {}
+        if not all(map(_yields_to_us, types)):
+            if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+                check_devices(func, args, kwargs)
+            return NotImplemented  # torchao's tensors and the like know better what to do
         special = SPECIAL.get(func)
         if special is not None:
             return special(func, args, kwargs)
-        index, others = _check_devices(func, args, kwargs)
+        index, others = check_devices(func, args, kwargs)
         device = kwargs.get("device")
         with without_us():
             result = func(*args, **kwargs)
         if device is None or torch.device(device).type == "cuda":
-            _place_all(result, index, others)
+            place_all(result, index, others)
         return result
-
-    @property
-    def device(self) -> torch.device:
-        if getattr(_showing, "memory", False):
-            return _CPU
-        return torch.device("cuda", self._placed_on)
-
-    @property
-    def is_cuda(self) -> bool:
-        return True
-
-    @property
-    def is_cpu(self) -> bool:
-        return False
-
-    def get_device(self) -> int:
-        return self._placed_on
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         with without_us():
@@ -117,7 +140,8 @@ class Placed:
 @functools.cache
 def placed_class(plain: Any) -> type:
     """The class of placed tensors that are otherwise of class `plain`."""
-    return type(plain.__name__, (Placed, plain), {"__module__": plain.__module__, "_plain_class": plain})
+    mixin = PlacedWrapper if hasattr(plain, "__tensor_flatten__") else PlacedTensor
+    return type(plain.__name__, (mixin, plain), {"__module__": plain.__module__, "_plain_class": plain})
 
 
 def plain_class(tensor: Any) -> type:
@@ -138,10 +162,17 @@ def index_of(tensor: Any) -> int:
 
 def place(tensor: Any, index: int) -> Any:
     """Put a CPU tensor on device `index`, where it stands; returns it."""
-    if not is_placed(tensor):
+    if is_wrapper(tensor):
+        inner = [place(part, index) for part in parts_of(tensor)]
+        if not all(map(is_placed, inner)):
+            return tensor
+        if not is_placed(tensor):
+            kind: Any = type(tensor)
+            tensor.__class__ = placed_class(kind)
+    elif not is_placed(tensor):
         if tensor.device.type != "cpu" or _is_virtual(tensor):
             return tensor  # meta and fake tensors have nothing to place
-        kind: Any = type(tensor)
+        kind = type(tensor)
         tensor.__class__ = placed_class(kind)
     if tensor._placed_on != index:
         tensor._placed_on = index
@@ -151,22 +182,46 @@ def place(tensor: Any, index: int) -> Any:
 def take_off(tensor: Any) -> Any:
     """Make a placed tensor an ordinary CPU tensor again, where it stands; returns it."""
     if is_placed(tensor):
+        for part in parts_of(tensor) if is_wrapper(tensor) else ():
+            take_off(part)
         tensor.__dict__.pop("_placed_on", None)
         tensor.__class__ = plain_class(tensor)
     return tensor
 
 
+def is_wrapper(tensor: Any) -> bool:
+    """Whether a tensor only stands for others, as torchao's do."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def parts_of(wrapper: Any) -> list[Any]:
+    """The tensors that a wrapper stands for."""
+    return [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]
+
+
+def in_memory(tensor: Any) -> Any:
+    """The ordinary tensor or parameter over the memory of a placed one; any other is itself."""
+    if not is_placed(tensor) or is_wrapper(tensor):
+        return tensor
+    with without_us():
+        plain = tensor.detach()
+    plain.__class__ = torch.Tensor
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(plain, tensor.requires_grad)
+    return plain.requires_grad_(tensor.requires_grad)
+
+
 # -- devices of a call -----------------------------------------------------------------------------------
 
 
-def _tensors(values: Any) -> Iterator[Any]:
+def tensors_in(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
         elif isinstance(value, dict):
-            yield from _tensors(value.values())
+            yield from tensors_in(value.values())
 
 
 _MIXING = frozenset(
@@ -178,7 +233,7 @@ _MIXING = frozenset(
 """Functions that take tensors of several devices, or whose parts see to it themselves."""
 
 
-def _check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Any]]:
+def check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Any]]:
     """The index of the placed arguments' device, and the arguments that are not placed.
 
     Raises:
@@ -186,8 +241,8 @@ def _check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             anywhere, as on CUDA.
     """
     index, others = None, []
-    mixes = getattr(func, "__name__", "") in _MIXING
-    for tensor in _tensors(itertools.chain(args, kwargs.values())):
+    mixes = showing_memory_now() or getattr(func, "__name__", "") in _MIXING
+    for tensor in tensors_in(itertools.chain(args, kwargs.values())):
         if not is_placed(tensor):
             others.append(tensor)
         elif index is None:
@@ -196,7 +251,7 @@ def _check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             raise _mixed(index, tensor)
     if index is not None and not mixes:
         for tensor in others:
-            if tensor.dim() > 0 and tensor.device.type == "cpu" and not _is_wrapper(tensor):
+            if tensor.dim() > 0 and tensor.device.type == "cpu":
                 raise _mixed(index, tensor)
     return index or 0, others
 
@@ -214,18 +269,13 @@ def sees_to_itself(kind: Any) -> bool:
 
 @functools.cache
 def _yields_to_us(kind: Any) -> bool:
-    return issubclass(kind, Placed) or not sees_to_itself(kind)
+    return issubclass(kind, PlacedTensor) or not sees_to_itself(kind)
 
 
 def _is_virtual(tensor: Any) -> bool:
     """Whether a tensor's class sees to all operations itself, as fake and functional ones do."""
     dispatch = type(tensor).__torch_dispatch__
     return getattr(dispatch, "__func__", dispatch) is not torch._C._disabled_torch_dispatch_impl
-
-
-def _is_wrapper(tensor: Any) -> bool:
-    """Whether a tensor only stands for others, as torchao's do: they are checked where they compute."""
-    return hasattr(type(tensor), "__tensor_flatten__")
 
 
 def _mixed(index: int, other: Any) -> RuntimeError:
@@ -235,10 +285,10 @@ def _mixed(index: int, other: Any) -> RuntimeError:
     )
 
 
-def _place_all(result: Any, index: int, others: list[Any]) -> None:
+def place_all(result: Any, index: int, others: list[Any]) -> None:
     """Place the tensors of a result, except arguments that were not placed and come back."""
-    for tensor in (result,) if isinstance(result, torch.Tensor) else _tensors((result,)):
-        if not is_placed(tensor) and not any(tensor is other for other in others):
+    for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in((result,)):
+        if (not is_placed(tensor) or is_wrapper(tensor)) and not any(tensor is other for other in others):
             place(tensor, index)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .meaning import cuda_index, meaning
-from .placed import Placed, index_of, place, plain_class, without_us
+from .placed import PlacedTensor, index_of, place, plain_class, without_us
 
 __all__ = ["Storage", "load_location", "save_location"]
 
@@ -146,11 +146,11 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
-    alias = _alias(tensor) if isinstance(tensor, Placed) else tensor
+    alias = _alias(tensor) if isinstance(tensor, PlacedTensor) else tensor
     memo.setdefault(id(memo), []).append(alias)  # copy's own way to keep ids unique while it runs
     return _deepcopy_plain(alias, memo)
 
 
-Placed.untyped_storage = _show_storage  # type: ignore[attr-defined]
-Placed.__reduce_ex__ = _reduce  # type: ignore[method-assign]
-Placed.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
+PlacedTensor.untyped_storage = _show_storage  # type: ignore[attr-defined]
+PlacedTensor.__reduce_ex__ = _reduce  # type: ignore[method-assign]
+PlacedTensor.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]

@@ -40,9 +40,16 @@ def moved(addresses: dict[int, int]) -> None:
 def tensor_state(tensor: Any) -> tuple[int, ...] | None:
     """What changes when a tensor is written to or given other memory; None if that cannot be told."""
     try:
+        if hasattr(type(tensor), "__tensor_flatten__"):  # it stands for others, such as torchao's
+            states = [tensor_state(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
+            return None if None in states else tuple(itertools.chain(*states))  # type: ignore[arg-type]
         address = tensor.data_ptr()
         return (tensor._version, _moved.get(address, address))
-    except (RuntimeError, NotImplementedError):  # inference tensors have no version; fakes no memory
+    except (
+        RuntimeError,
+        NotImplementedError,
+        AttributeError,
+    ):  # inference tensors have no version; fakes no memory
         return None
 
 
