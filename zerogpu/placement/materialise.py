@@ -7,7 +7,7 @@ turns. Tensors that only stand for others follow when those are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
