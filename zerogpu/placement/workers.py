@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import Settings
-from ..errors import CUDAInMainError
+from ..errors import CUDAInMainError, GPUOutOfMemoryError
 from ..process import parts
 from ..process.app import WorkerDevice
 from ..process.snapshot import Snapshot
@@ -119,7 +119,10 @@ class _Cuda:
             raise CUDAInMainError(_why(error)) from error
         cross_with(OnDevice(self._device.index))
         tensors = [tensor for reference in self._placed if (tensor := reference()) is not None]
-        parts.moved(materialise(tensors, torch.device("cuda", 0), report, self._arenas))
+        try:
+            parts.moved(materialise(tensors, torch.device("cuda", 0), report, self._arenas))
+        except torch.OutOfMemoryError as error:
+            raise GPUOutOfMemoryError(f"The weights do not fit on {self._device.name}: {error}") from error
         generators.bring_to_device()
 
 
