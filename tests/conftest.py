@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_LATE = ("servers", "integrations", "aoti", "demos", "browser")
+_LATE = ("placement", "servers", "integrations", "aoti", "demos", "browser")
 """Folders whose tests fill the process with what they import: a snapshot then takes seconds, not 0.2."""
 
 

@@ -12,10 +12,17 @@ import torch
 from .conftest import activated
 from .models import save_diffusion_pipeline, save_language_model
 
-transformers = pytest.importorskip("transformers")
-diffusers = pytest.importorskip("diffusers")
-accelerate = pytest.importorskip("accelerate")
-peft = pytest.importorskip("peft")
+transformers: Any
+diffusers: Any
+accelerate: Any
+peft: Any
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _libraries() -> None:
+    """Imported with the first test, not when tests are collected: they would fill the process for all."""
+    for name in ("transformers", "diffusers", "accelerate", "peft"):
+        globals()[name] = pytest.importorskip(name)
 
 
 @pytest.fixture(scope="module")
