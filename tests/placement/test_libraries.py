@@ -12,21 +12,15 @@ import torch
 from .conftest import activated
 from .models import save_diffusion_pipeline, save_language_model
 
-transformers: Any
-diffusers: Any
-accelerate: Any
-peft: Any
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _libraries() -> None:
-    """Imported with the first test, not when tests are collected: they would fill the process for all."""
-    for name in ("transformers", "diffusers", "accelerate", "peft"):
-        globals()[name] = pytest.importorskip(name)
+def library(name: str) -> Any:
+    """Imported when a test runs: at collection it would fill the process that all tests snapshot."""
+    return pytest.importorskip(name)
 
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library("transformers")
     folder = tmp_path_factory.mktemp("language")
     save_language_model(folder)
     return folder
@@ -34,6 +28,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def diffusion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library("diffusers")
     folder = tmp_path_factory.mktemp("diffusion")
     save_diffusion_pipeline(folder)
     return folder
@@ -51,7 +46,7 @@ def devices(module: Any) -> set[str]:
 
 
 def load(folder: Path, **options: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+    return library("transformers").AutoModelForCausalLM.from_pretrained(folder, **options)
 
 
 def ids() -> torch.Tensor:
@@ -62,6 +57,7 @@ def ids() -> torch.Tensor:
     "device_map", ["cuda", {"": 0}, {"": "cuda:0"}, 0, torch.device("cuda"), "auto"], ids=repr
 )
 def test_device_maps(language: Path, device: str, device_map: Any) -> None:
+    library("accelerate")
     model = load(language, device_map=device_map)
     assert devices(model) == {device}
     assert all(isinstance(parameter, torch.nn.Parameter) for parameter in model.parameters())
@@ -78,7 +74,8 @@ def test_a_model_is_saved_and_loaded(language: Path, device: str, tmp_path: Path
 
 @pytest.mark.parametrize("where", [{"device": "cuda"}, {"device": 0}, {"device_map": "auto"}], ids=repr)
 def test_a_pipeline(language: Path, device: str, where: dict[str, Any]) -> None:
-    pipe = transformers.pipeline("text-generation", model=str(language), **where)
+    library("accelerate")
+    pipe = library("transformers").pipeline("text-generation", model=str(language), **where)
     assert str(pipe.model.device) == device
     assert pipe("w1 w2", max_new_tokens=2, do_sample=False)[0]["generated_text"].startswith("w1 w2")
 
@@ -96,10 +93,10 @@ def test_safetensors(language: Path, device: str, name: Any, tmp_path: Path) -> 
 
 
 def test_lora_is_attached_saved_loaded_and_merged(language: Path, device: str, tmp_path: Path) -> None:
-    config = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
-    adapted = peft.get_peft_model(load(language, device_map="cuda"), config)
+    config = library("peft").LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    adapted = library("peft").get_peft_model(load(language, device_map="cuda"), config)
     adapted.save_pretrained(tmp_path)
-    again = peft.PeftModel.from_pretrained(load(language, device_map="cuda"), tmp_path)
+    again = library("peft").PeftModel.from_pretrained(load(language, device_map="cuda"), tmp_path)
     assert devices(again) == {device}
     expected = again(ids().cuda()).logits.cpu()
     merged = again.merge_and_unload()
@@ -108,10 +105,12 @@ def test_lora_is_attached_saved_loaded_and_merged(language: Path, device: str, t
 
 
 def test_accelerate_dispatches(language: Path, device: str) -> None:
-    with accelerate.init_empty_weights():
-        model = transformers.LlamaForCausalLM(transformers.AutoConfig.from_pretrained(language))
+    with library("accelerate").init_empty_weights():
+        model = library("transformers").LlamaForCausalLM(
+            library("transformers").AutoConfig.from_pretrained(language)
+        )
     model.tie_weights()
-    model = accelerate.load_checkpoint_and_dispatch(model, language, device_map="auto")
+    model = library("accelerate").load_checkpoint_and_dispatch(model, language, device_map="auto")
     assert devices(model) == {device}
     assert str(model(ids().to("cuda")).logits.device) == device
 
@@ -128,7 +127,7 @@ def test_accelerate_dispatches(language: Path, device: str) -> None:
 )
 @pytest.mark.filterwarnings("ignore:.*cpu_offload:UserWarning")
 def test_a_diffusion_pipeline(diffusion: Path, device: str, move: Callable[[Any], Any]) -> None:
-    pipe = diffusers.DDPMPipeline.from_pretrained(diffusion)
+    pipe = library("diffusers").DDPMPipeline.from_pretrained(diffusion)
     move(pipe)
     pipe.set_progress_bar_config(disable=True)
     assert str(pipe.device) == device
@@ -139,10 +138,12 @@ def test_a_diffusion_pipeline(diffusion: Path, device: str, move: Callable[[Any]
 
 
 def test_a_diffusion_pipeline_is_mapped(diffusion: Path, device: str) -> None:
-    assert str(diffusers.DDPMPipeline.from_pretrained(diffusion, device_map="cuda").device) == device
+    assert (
+        str(library("diffusers").DDPMPipeline.from_pretrained(diffusion, device_map="cuda").device) == device
+    )
 
 
 def test_offloading_says_once_that_it_does_nothing(diffusion: Path, device: str) -> None:
-    pipe = diffusers.DDPMPipeline.from_pretrained(diffusion)
+    pipe = library("diffusers").DDPMPipeline.from_pretrained(diffusion)
     with pytest.warns(UserWarning, match=r"enable_model_cpu_offload\(\) does nothing under zerogpu"):
         pipe.enable_model_cpu_offload()
