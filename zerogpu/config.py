@@ -140,9 +140,15 @@ def configure(**settings: Any) -> None:
         if name not in _PARSERS:
             raise TypeError(f"configure() has no setting {name!r}{_nearest(name)}")
         parsed[name] = _parse(name, value, f"configure({name}={value!r})")
+    before = dict(_configured)
     _configured.update(parsed)
-    for listener in _listeners:
-        listener()
+    try:
+        for listener in _listeners:
+            listener()
+    except BaseException:  # what is refused leaves everything as it was
+        _configured.clear()
+        _configured.update(before)
+        raise
 
 
 def on_configure(listener: Callable[[], None]) -> None:

@@ -245,7 +245,7 @@ class Runtime:
         self._arenas.gather(settings.arena_dir)  # before the snapshot notes where each tensor lies
         context = contextvars.Context() if by_itself else contextvars.copy_context()
         app = self._app(Snapshot(all_tasks(), context), settings, self._arenas)
-        self._weights = WeightWatch(app.snapshot)
+        self._weights = app.snapshot.watch
         old, self._live = self._live, Supervisor(app, standby=True)
         self._by_itself = by_itself
         gc.freeze()
@@ -268,7 +268,7 @@ class Runtime:
             elif served if live is None else self._by_itself and not live.app.snapshot.holds(task):
                 self._take_snapshot(by_itself=True)
             if self._live is not None:
-                self._warn_of_changed_weights()
+                self._warn_of_changed_weights(task)
                 self._live.retain()
             return self._live
 
@@ -278,6 +278,7 @@ class Runtime:
             return self._app(Snapshot(all_tasks(), context), settings)
 
     def _app(self, snapshot: Snapshot, settings: config.Settings, arenas: Arenas | None = None) -> App:
+        snapshot.watch = WeightWatch(snapshot)
         device = worker_device(settings, snapshot, arenas)
         return App(snapshot, settings, registered(), tuple(self.start_functions), device, arenas)
 
@@ -312,8 +313,17 @@ class Runtime:
             f"still meanwhile. Make it 'async def' and await it, or use asyncio.to_thread({task.name})."
         )
 
-    def _warn_of_changed_weights(self) -> None:
-        change = self._weights.change() if self._weights is not None else None
+    def _warn_of_changed_weights(self, task: Task) -> None:
+        if self._weights is None or self._live is None:
+            return
+        missing = self._weights.missing(task.function, self._live.app.snapshot)
+        if missing is not None:
+            warn_app(
+                f"{task.name} uses {missing!r}, which was set in the main process after the app went live; "
+                "GPU workers do not have it. Load it where the module is imported, pass it as an argument, "
+                "or call zerogpu.refresh() afterwards."
+            )
+        change = self._weights.change()
         if change is not None:
             warn_app(
                 f"{change} was changed in the main process after the app went live; GPU workers still "

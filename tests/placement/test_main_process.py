@@ -192,3 +192,24 @@ def test_the_note_about_the_cpu_names_the_line_of_the_app(program) -> None:
     notes = [line for line in app.errors if "UserWarning" in line]
     assert len(notes) == 1
     assert 'app0.py:3: UserWarning: "cuda" means the CPU here' in notes[0]
+
+
+def test_a_change_of_device_that_is_refused_changes_nothing(program) -> None:
+    app = program(
+        """
+        import torch, zerogpu
+        from zerogpu import gpu
+
+        @gpu
+        def f():
+            return 1
+
+        torch.zeros(1, device="cuda")
+        try:
+            zerogpu.configure(device="cpu")
+        except zerogpu.ZeroGPUError as error:
+            print("refused", f(), flush=True)
+        """,
+        ZEROGPU_DEVICE="sim",
+    )
+    assert app.line() == "refused 1"

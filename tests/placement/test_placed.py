@@ -337,3 +337,38 @@ def test_every_constructor_of_torch_is_covered() -> None:
     assert missing <= {"nested_tensor"}
     assert all(inspect.isfunction(wrapper) for wrapper in factories.constructors().values())
     assert meaning is not None
+
+
+# -- what only a device refuses --------------------------------------------------------------------------
+
+
+@usefixtures("sim")
+@pytest.mark.parametrize("same", [torch.as_tensor, torch.asarray])
+def test_asking_for_the_cpu_copies(same: Callable[..., torch.Tensor]) -> None:
+    there = on_device()
+    here = same(there, device="cpu")
+    assert type(here) is torch.Tensor
+    assert here.data_ptr() != there.data_ptr()
+    assert torch.tensor(there).device == there.device
+
+
+@usefixtures("sim")
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.randn(2, generator=torch.Generator(), device="cuda"),
+        lambda: torch.randn(2, generator=torch.Generator("cuda")),
+        lambda: on_device().normal_(generator=torch.Generator()),
+    ],
+)
+def test_a_generator_draws_for_its_own_device_only(draw: Callable[[], object]) -> None:
+    with pytest.raises(RuntimeError, match="device type for generator but found"):
+        draw()
+
+
+@usefixtures("sim")
+def test_a_cpu_tensor_is_not_indexed_from_a_device() -> None:
+    with pytest.raises(RuntimeError, match="indices should be either on cpu"):
+        on_cpu()[torch.tensor([0], device="cuda")]
+    with torch.device("cuda"):
+        assert torch.randn(2, generator=torch.Generator("cuda")).is_cuda

@@ -137,3 +137,53 @@ def test_a_change_is_named_by_its_path() -> None:
     watch = WeightWatch(Snapshot())
     model[0][0].weight.data = torch.zeros(2, 2)
     assert watch.change() == "'weight' of Sequential.0.0"
+
+
+def test_a_model_that_a_worker_trained_comes_back_trained(app) -> None:
+    model = torch.nn.Linear(300, 300)
+    box = Box(model)
+
+    @gpu
+    def untouched() -> object:
+        return model
+
+    @gpu
+    def trained(boxed: bool) -> object:
+        with torch.no_grad():
+            model.weight.zero_()
+        return box if boxed else model
+
+    app(isolation="call")
+    assert untouched() is model
+    assert trained(False).weight.abs().sum() == 0
+    assert trained(True).model.weight.abs().sum() == 0
+    assert model.weight.abs().sum() > 0
+
+
+class Box:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+
+late: torch.nn.Module | None = None
+
+
+def test_a_model_that_a_global_came_to_hold_is_warned_of_once(app) -> None:
+    global late
+    late = None
+
+    @gpu
+    def use() -> bool:
+        return late is None
+
+    app()
+    assert use()
+    late = torch.nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match="uses 'late', which was set in the main process after"):
+        assert use()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert use()
+        refresh()
+        assert not use()
+    late = None

@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import ZeroGPUError
 from . import mapping, space
 
 if TYPE_CHECKING:
@@ -207,7 +208,13 @@ class Arenas:
     def _require_space(self, fresh: list[Held], outdated: list[_Region], folder: Path | None) -> None:
         sizes = [mapping.pages(held.size) for held in fresh] + [region.length for region in outdated]
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ZeroGPUError(
+                    f"The app cannot go live: ZEROGPU_ARENA_DIR={str(folder)!r} cannot be used as a folder: "
+                    f"{error}."
+                ) from error
             space.require_disk(folder, sum(sizes))
             return
         twice = sum(region.length for region in outdated if not region.own)  # until the old workers end

@@ -193,7 +193,9 @@ def _choose(settings: Settings) -> Choice:
 def _cuda() -> tuple[tuple[DeviceInfo, ...], str]:
     """The devices that workers can use, and what is missing where there are none."""
     if torch_cuda() is None:
-        return (), "torch is not installed, or is a build without CUDA: see https://pytorch.org/get-started"
+        version = getattr(sys.modules.get("torch"), "__version__", None)
+        what = f"torch {version}" if version else "torch is not installed, or"
+        return (), f"{what} is a build without CUDA: see https://pytorch.org/get-started"
     boards, missing = nvml.boards()
     if not boards:
         return (), missing

@@ -19,7 +19,7 @@ from torch.utils._device import _device_constructors
 
 from .casting import to
 from .meaning import cuda_index, meaning
-from .placed import is_placed, is_wrapper, place, showing_memory, without_us
+from .placed import check_generator, is_placed, is_wrapper, place, showing_memory, without_us
 from .wrappers import rebuilt
 
 __all__ = ["constructors", "fake_of_real", "in_device_context", "methods", "register"]
@@ -46,12 +46,17 @@ def accepting(original: Any) -> Any:
     @functools.wraps(original)
     def construct(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is None and "pin_memory" not in kwargs:
+        if device is None and name == "tensor" and args and is_placed(args[0]):
+            device = args[0].device  # a copy stays where it was
+        if device is None and "pin_memory" not in kwargs and kwargs.get("generator") is None:
             return original(*args, **kwargs)
         kwargs.pop("pin_memory", None)  # memory is pinned where the device is
         index = cuda_index(device)
+        if meaning.placed and not torch._C._len_torch_function_stack():  # which may still name a device
+            check_generator(kwargs.get("generator"), index is not None)
         if index is None:
-            return original(*args, **kwargs)
+            made = original(*args, **kwargs)
+            return to(made, device) if device is not None and is_placed(made) else made
         if torch._C._get_dispatch_mode(_FAKE) is not None:
             return original(*args, **{**kwargs, "device": meaning.traced(index)})
         kwargs["device"] = torch.device("cpu")

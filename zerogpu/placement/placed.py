@@ -23,6 +23,7 @@ __all__ = [
     "PlacedTensor",
     "PlacedWrapper",
     "check_devices",
+    "check_generator",
     "in_memory",
     "index_of",
     "is_placed",
@@ -115,6 +116,8 @@ class PlacedTensor(Placed):
             result = func(*args, **kwargs)
         if device is None or torch.device(device).type == "cuda":
             place_all(result, index, others)
+        elif is_placed(result):  # what was asked to be elsewhere, and torch saw no need to copy
+            return result.cpu()
         return result
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -248,11 +251,14 @@ def check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         elif index is None:
             index = tensor._placed_on
         elif tensor._placed_on != index and not mixes:
-            raise _mixed(index, tensor)
+            raise _mixed(index, tensor, func)
     if index is not None and not mixes:
         for tensor in others:
             if tensor.dim() > 0 and tensor.device.type == "cpu":
-                raise _mixed(index, tensor)
+                raise _mixed(index, tensor, func)
+    if not showing_memory_now():
+        check_generator(kwargs.get("generator"), index is not None)
+        _check_indices(func, args)
     return index or 0, others
 
 
@@ -278,11 +284,37 @@ def _is_virtual(tensor: Any) -> bool:
     return getattr(dispatch, "__func__", dispatch) is not torch._C._disabled_torch_dispatch_impl
 
 
-def _mixed(index: int, other: Any) -> RuntimeError:
+def _mixed(index: int, other: Any, func: Any) -> RuntimeError:
     return RuntimeError(
         "Expected all tensors to be on the same device, but found at least two devices, "
-        f"cuda:{index} and {other.device}!"
+        f"cuda:{index} and {other.device}! (when checking the arguments of "
+        f"{getattr(func, '__name__', func)}: "
+        f"one of shape {tuple(other.shape)} is on {other.device})"
     )
+
+
+def check_generator(generator: Any, on_device: bool) -> None:
+    """A generator draws for its own device only.
+
+    Raises:
+        RuntimeError: it is of the other one.
+    """
+    kinds = ("cpu", "cuda")
+    if generator is not None and generator.device.type != kinds[on_device]:
+        raise RuntimeError(
+            f"Expected a '{kinds[on_device]}' device type for generator but found '{generator.device.type}'"
+        )
+
+
+_INDEXING = frozenset({"__getitem__", "__setitem__", "index", "index_put", "index_put_"})
+
+
+def _check_indices(func: Any, args: tuple[Any, ...]) -> None:
+    indexed = getattr(func, "__name__", "") in _INDEXING and len(args) > 1 and not is_placed(args[0])
+    if indexed and any(map(is_placed, tensors_in(args[1:2]))):
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+        )
 
 
 def place_all(result: Any, index: int, others: list[Any]) -> None:

@@ -76,12 +76,16 @@ class Snapshot:
 
     Attributes:
         placed: the tensors that are on a device, as the app sees them.
+        watch: the `WeightWatch` of this snapshot, which knows modules as they were.
+        answers: set in a worker, whose results have to show what it did to modules.
     """
 
     def __init__(self, tasks: Iterable[Any] = (), context: contextvars.Context | None = None) -> None:
         self.number = next(_numbers)
         self.modules = frozenset(sys.modules)
         self.context = context if context is not None else contextvars.Context()
+        self.watch: Any = None
+        self.answers = False
         self._entries: dict[int, _Entry] = {}
         frozen = gc.get_freeze_count()
         if frozen:  # frozen objects are not among gc.get_objects()
@@ -111,7 +115,7 @@ class Snapshot:
         if entry is None or entry.get() is not obj:
             return None
         try:
-            return id(obj) if entry.unchanged(obj) else None
+            return id(obj) if entry.unchanged(obj) and not self._differs_here(obj) else None
         except Exception:  # noqa: BLE001 - an odd object: its value is safe
             return None
 
@@ -119,6 +123,14 @@ class Snapshot:
         """The objects of the table that are instances of `kind` and still exist."""
         found = (entry.get() for entry in self._entries.values())
         return [obj for obj in found if issubclass(type(obj), kind)]
+
+    def _differs_here(self, obj: object) -> bool:
+        """Whether an object to be returned holds a module that this worker has changed."""
+        if self.watch is None or not self.answers:
+            return False
+        module = sys.modules["torch"].nn.Module if "torch" in sys.modules else ()
+        held = [obj] if isinstance(obj, module) else list(getattr(obj, "__dict__", {}).values())
+        return any(self.watch.differs(each) for each in held if issubclass(type(each), module))
 
     def resolve(self, reference: int) -> Any:
         """The object that `reference` names in this process.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 import weakref
+from types import ModuleType
 from typing import Any
 
+from .parts import tensor_state
 from .snapshot import Snapshot, app_globals
 
 __all__ = ["WeightWatch"]
@@ -34,6 +37,29 @@ class WeightWatch:
             if torch and issubclass(type(value), torch.Tensor)
         ]
         self._next = 0.0
+        self._reported: set[tuple[str, str]] = set()
+
+    def differs(self, module: Any) -> bool:
+        """Whether a module, or one inside it, is not as it was at the snapshot.
+
+        For a worker: a module that it trained is not the one that the main process has.
+        """
+        known = {id(each): state for reference, state in self._known if (each := reference()) is not None}
+        return any(known.get(id(each)) != _state(each) for each in module.modules())
+
+    def missing(self, function: Any, snapshot: Snapshot) -> str | None:
+        """The first global that `function` names and that came to hold a model only after the snapshot."""
+        function = inspect.unwrap(getattr(function, "func", function))
+        code, names = getattr(function, "__code__", None), getattr(function, "__globals__", None)
+        if code is None or names is None:
+            return None
+        for name in code.co_names:
+            value = names.get(name)
+            where = (str(names.get("__name__")), name)
+            if where not in self._reported and _is_model(value) and not snapshot.holds(value):
+                self._reported.add(where)
+                return str(name)
+        return None
 
     def change(self) -> str | None:
         """The first change since the last look that found one, in words; None when there is none."""
@@ -95,8 +121,19 @@ def _state(module: Any) -> dict[str, tuple[Any, ...]]:
     return state
 
 
+def _is_model(value: Any) -> bool:
+    """Whether a value is a module or tensor, or an object such as a pipeline that has a module."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    heavy = (torch.nn.Module, torch.Tensor)
+    if issubclass(type(value), heavy):
+        return True
+    attributes = getattr(value, "__dict__", None) if not isinstance(value, (type, ModuleType)) else None
+    if type(attributes) is not dict or len(attributes) > 200:
+        return False
+    return any(issubclass(type(each), torch.nn.Module) for each in attributes.values())
+
+
 def _memory(tensor: Any) -> tuple[int, ...]:
-    try:
-        return (tensor.data_ptr(), tensor._version)
-    except (RuntimeError, NotImplementedError):  # fakes have no memory, inference tensors no version
-        return ()
+    return tensor_state(tensor) or ()  # fakes have no memory, inference tensors no version

@@ -190,6 +190,7 @@ class Worker:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(self._app.threads)
+        self._app.snapshot.answers = True
         context = self._app.snapshot.context.copy()
         try:
             if self._app.device is not None:
