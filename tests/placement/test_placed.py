@@ -372,3 +372,25 @@ def test_a_cpu_tensor_is_not_indexed_from_a_device() -> None:
         on_cpu()[torch.tensor([0], device="cuda")]
     with torch.device("cuda"):
         assert torch.randn(2, generator=torch.Generator("cuda")).is_cuda
+
+
+@usefixtures("sim")
+def test_a_result_is_where_the_tensor_is_that_is_reshaped() -> None:
+    assert on_cpu()[0].expand_as(on_device()).is_cpu
+    assert on_cpu().view_as(on_device()).is_cpu
+    assert on_device().view_as(on_cpu()).is_cuda
+
+
+@usefixtures("sim")
+def test_packed_sequences() -> None:
+    lengths = torch.tensor([2, 1])
+    packed = nn.utils.rnn.pack_padded_sequence(on_device()[None].repeat(2, 1, 1), lengths, batch_first=True)
+    output, _ = nn.LSTM(3, 2, batch_first=True).to("cuda")(packed)
+    padded, sizes = nn.utils.rnn.pad_packed_sequence(output, batch_first=True)
+    assert padded.is_cuda
+    assert sizes.tolist() == [2, 1]
+
+
+@usefixtures("sim")
+def test_an_array_is_had_by_force() -> None:
+    assert on_device().numpy(force=True).tolist() == on_cpu().tolist()

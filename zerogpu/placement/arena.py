@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ZeroGPUError
+from ..notices import warn_app
 from . import mapping, space
+from .quiet import wait_until_quiet
 
 if TYPE_CHECKING:
     from .storages import Held
@@ -45,6 +47,11 @@ _PIECE = 8 * 1024 * 1024
 
 _TRIM = 256 * 1024 * 1024
 """Bytes of moved weights after which freed memory is given back: glibc looks at its whole heap to do so."""
+
+_PATIENCE = 10.0
+"""Seconds to wait for threads that compute: they may be loading the model that is to be moved."""
+_PATIENCE_LATER = 1.0
+"""The same at a refresh, for which all new calls wait."""
 
 _SPARSE = 0.75
 """An arena of which less than this is still in use is given up at a refresh, and the rest moved."""
@@ -147,8 +154,8 @@ class Arenas:
             folder: where the arena's file is made, without a name; None for memory.
 
         Raises:
-            ZeroGPUError: there is too little space; nothing was moved.
-            OSError: the system refuses the memory all the same; what was moved until then stays moved.
+            ZeroGPUError: there is too little space, and nothing was moved; or the system refuses the memory
+            all the same, and what was moved until then stays moved.
         """
         if sys.modules.get("torch") is None or not hasattr(os, "memfd_create"):
             return
@@ -161,9 +168,15 @@ class Arenas:
         del found
         outdated = [(by_address.pop(r.address), r) for r in self._outdated() if r.address in by_address]
         by_address.clear()
-        if fresh or outdated:
+        if (fresh or outdated) and self._may_begin():
             self._require_space(fresh, [region for _, region in outdated], folder)
-            _Move(self._regions, self._late, fresh, outdated, folder).run()
+            try:
+                _Move(self._regions, self._late, fresh, outdated, folder).run()
+            except OSError as error:
+                raise ZeroGPUError(
+                    f"The app cannot go live: the system does not let weights be moved ({error}). Memory, "
+                    "or the number of mappings, is used up."
+                ) from error
             mapping.give_back_freed_memory()
 
     def map_afresh(self) -> None:
@@ -191,6 +204,17 @@ class Arenas:
         for fd in {region.file.fd for region in self._regions.values()}:
             os.dup2(null, fd, inheritable=False)
         os.close(null)
+
+    def _may_begin(self) -> bool:
+        """Whether nothing else computes, which might write to the memory that is to be moved."""
+        if wait_until_quiet(_PATIENCE_LATER if self._regions else _PATIENCE):
+            return True
+        warn_app(
+            "A thread of this process was computing all the time while the app went live, so weights stay in "
+            "ordinary memory, where each start of a worker costs more the larger they are. Let it finish "
+            "before, or call zerogpu.refresh() afterwards."
+        )
+        return False
 
     def _may_move(self, held: Held) -> bool:
         """Whether a storage is ordinary memory of torch's own and nothing unseen holds it."""

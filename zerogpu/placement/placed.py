@@ -115,7 +115,8 @@ class PlacedTensor(Placed):
         with without_us():
             result = func(*args, **kwargs)
         if device is None or torch.device(device).type == "cuda":
-            place_all(result, index, others)
+            if not _follows_cpu_tensor(func, args):
+                place_all(result, index, others)
         elif is_placed(result):  # what was asked to be elsewhere, and torch saw no need to copy
             return result.cpu()
         return result
@@ -231,9 +232,17 @@ _MIXING = frozenset(
     {"__get__", "__set__", "__getitem__", "__setitem__", "index", "index_put", "index_put_", "copy_"}
     | {"set_", "new_tensor", "pack_padded_sequence", "tensor_split", "ctc_loss", "result_type", "can_cast"}
     | {"view_as", "expand_as", "reshape_as", "is_same_size", "is_set_to", "swap_tensors"}
+    | {"lstm", "gru", "rnn_tanh", "rnn_relu"}
     | {"_has_compatible_shallow_copy_type", "multi_head_attention_forward", "backward", "grad"}
 )
 """Functions that take tensors of several devices, or whose parts see to it themselves."""
+
+
+def _follows_cpu_tensor(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a result is on the CPU, where the first argument is: ``cpu.view_as(placed)``."""
+    first = args[0] if args else None
+    mixes = getattr(func, "__name__", "") in _MIXING
+    return mixes and isinstance(first, torch.Tensor) and not is_placed(first)
 
 
 def check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Any]]:
@@ -339,12 +348,25 @@ def _no_numpy(tensor: Any) -> TypeError:
 
 
 def _numpy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("force"):
+        return args[0].detach().cpu().numpy()
     raise _no_numpy(args[0])
 
 
+def _first_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Sizes and lengths of packed sequences are on the CPU, also on CUDA."""
+    with without_us():
+        result = func(*args, **kwargs)
+    place(result[0], index_of(args[0]))
+    return result
+
+
+_functions: Any = torch._C._VariableFunctions
 SPECIAL.update(
     {
         torch.Tensor.numpy: _numpy,
+        _functions._pack_padded_sequence: _first_only,
+        _functions._pad_packed_sequence: _first_only,
         torch.Tensor.__array__: _numpy,
         torch.Tensor.is_pinned: lambda func, args, kwargs: False,
         torch.Tensor.get_device: lambda func, args, kwargs: args[0]._placed_on,

@@ -76,18 +76,28 @@ class Held:
             Tensors over the former memory, which goes with them.
 
         Raises:
-            RuntimeError: torch refuses for one of them; all are as they were.
+            RuntimeError: torch refuses for one of them, or another thread took a view of the former memory
+                meanwhile; all are as they were.
         """
         with torch._C.DisableTorchFunction():
             former = [_alias(tensor, _storage_of(tensor)) for tensor in self.tensors]
             try:
                 for tensor in self.tensors:
                     _set_data(tensor, _alias(tensor, storage))
+                if not _is_only_of(former):
+                    raise RuntimeError("something else came to hold the storage while it was moved")
             except BaseException:
                 for tensor, old in zip(self.tensors, former, strict=True):
                     _set_data(tensor, old)
                 raise
         return former
+
+
+def _is_only_of(tensors: list[torch.Tensor]) -> bool:
+    """Whether nothing but these tensors, which nobody else knows, uses the storage that they share."""
+    users, references = _counts(tensors[0])
+    own = _counts(torch.empty(1, device="cpu"))
+    return (users - own[0], references) == (len(tensors) - 1, own[1]) and _storage_of(tensors[0]).resizable()
 
 
 def live_storages() -> list[Held]:
