@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any
 
 from .. import config
 from ..config import Settings
@@ -22,7 +21,7 @@ from ..process.worker import in_worker
 from . import cuda_api, devices, intercept, wrappers
 from .crossing import Placing
 from .cuda_state import state
-from .generators import PlacedGenerator
+from .generators import generator_of
 from .meaning import Meaning, meaning
 from .notes import note_once
 
@@ -47,7 +46,7 @@ def activate() -> None:
         choice = devices.chosen()
         assert choice is not None
         devices.hide()
-        cuda_api.install(choice, settings.cache_dir, generator=_generator)
+        cuda_api.install(choice, settings.cache_dir, generator=generator_of)
         cross_with(Placing() if meaning.placed else Crossing())
     intercept.install()
     wrappers.allow_swaps()
@@ -114,12 +113,6 @@ def _meaning_of(kind: devices.Kind) -> Meaning:
 def _set(new: Meaning) -> None:
     for name, value in vars(new).items():
         setattr(meaning, name, value)
-
-
-def _generator(index: int) -> Any:
-    made = PlacedGenerator("cpu")
-    made._placed_on = index
-    return made
 
 
 if not in_worker() or devices.kind() != "cuda":

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .meaning import meaning
-from .placed import PlacedTensor, index_of, is_placed, place_all, plain_class, showing_memory, without_us
+from .placed import PlacedTensor, is_placed, plain_class, without_us
+from .transforms import placing
 from .wrappers import rebuilt
 
 __all__ = ["join_backends", "join_variables"]
@@ -50,15 +51,9 @@ def join_backends(eval_frame: Any) -> None:
 def _entered_plain(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def call(*given: Any) -> Any:
-        placed = next(filter(is_placed, given), None)
-        if placed is None:
-            return run(*given)
-        with showing_memory():
-            result = run(*map(_as_cpu, given))
-        place_all(result, index_of(placed), [])
-        return result
+        return run(*map(_as_cpu, given))
 
-    return call
+    return placing(call)  # type: ignore[no-any-return]
 
 
 def _as_cpu(value: Any) -> Any:

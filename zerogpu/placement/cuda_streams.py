@@ -54,6 +54,15 @@ class _Lasting:
             self._made = self._make()
         return self._made
 
+    def query(self) -> bool:
+        real = self._real()
+        return bool(real.query()) if real is not None else True
+
+    def synchronize(self) -> None:
+        real = self._real()
+        if real is not None:
+            real.synchronize()
+
 
 def _unwrapped(thing: Any) -> Any:
     return thing._real() if isinstance(thing, _Lasting) else thing
@@ -136,15 +145,6 @@ class Stream(_Lasting, metaclass=_Replaced):
         event.record(self)
         return event
 
-    def query(self) -> bool:
-        real = self._real()
-        return bool(real.query()) if real is not None else True
-
-    def synchronize(self) -> None:
-        real = self._real()
-        if real is not None:
-            real.synchronize()
-
     def __enter__(self) -> Stream:
         self._before = _cuda.current_stream(self.device)
         _cuda.set_stream(self)
@@ -205,15 +205,6 @@ class Event(_Lasting, metaclass=_Replaced):
         real = self._real()
         if real is not None:
             real.wait(_unwrapped(stream))
-
-    def query(self) -> bool:
-        real = self._real()
-        return bool(real.query()) if real is not None else True
-
-    def synchronize(self) -> None:
-        real = self._real()
-        if real is not None:
-            real.synchronize()
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from this event's record to the other's."""

@@ -11,7 +11,7 @@ import torch
 
 from .meaning import cuda_index, meaning
 
-__all__ = ["Generator", "PlacedGenerator"]
+__all__ = ["Generator", "PlacedGenerator", "bring_to_device", "generator_of"]
 
 _Generator: Any = torch._C.Generator
 
@@ -35,6 +35,13 @@ class PlacedGenerator(_Generator):  # type: ignore[misc]
         return f"<torch._C.Generator on {self.device}>"
 
 
+def generator_of(index: int) -> PlacedGenerator:
+    """A generator of device `index`."""
+    made = PlacedGenerator("cpu")
+    made._placed_on = index
+    return made
+
+
 def bring_to_device() -> None:
     """In a worker that has a device: put a real generator wherever a placed one is held."""
     placed = list(_made)
@@ -53,10 +60,8 @@ def _replace(holder: Any, placed: Any, real: Any) -> None:
     if isinstance(holder, types.CellType):
         holder.cell_contents = real
         return
-    if not isinstance(holder, (dict, list)):
-        holder = getattr(
-            holder, "__dict__", None
-        )  # an object's attributes, where Python keeps no dict of them
+    if not isinstance(holder, (dict, list)):  # an object, where Python keeps no dict of its attributes
+        holder = getattr(holder, "__dict__", None)
     if isinstance(holder, dict):
         holder.update({key: real for key, value in holder.items() if value is placed})
     elif isinstance(holder, list):
@@ -88,8 +93,6 @@ class Generator(metaclass=_Kind):
             return _Generator(device=device)
         if not meaning.placed:
             return _Generator(device="cpu")
-        made = PlacedGenerator("cpu")
-        if index:
-            made._placed_on = index
+        made = generator_of(index)
         _made.add(made)
         return made
