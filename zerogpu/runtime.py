@@ -68,7 +68,6 @@ class Runtime:
         self._stopped = False
         self._retired: list[Supervisor] = []
         self._arenas = Arenas()
-        self._weights: WeightWatch | None = None
         self._reaper: threading.Thread | None = None
         self._warned: weakref.WeakSet[Task] = weakref.WeakSet()
 
@@ -245,7 +244,6 @@ class Runtime:
         self._arenas.gather(settings.arena_dir)  # before the snapshot notes where each tensor lies
         context = contextvars.Context() if by_itself else contextvars.copy_context()
         app = self._app(Snapshot(all_tasks(), context), settings, self._arenas)
-        self._weights = app.snapshot.watch
         old, self._live = self._live, Supervisor(app, standby=True)
         self._by_itself = by_itself
         gc.freeze()
@@ -268,7 +266,7 @@ class Runtime:
             elif served if live is None else self._by_itself and not live.app.snapshot.holds(task):
                 self._take_snapshot(by_itself=True)
             if self._live is not None:
-                self._warn_of_changed_weights(task)
+                self._warn_of_changed_weights(task, self._live.app.snapshot)
                 self._live.retain()
             return self._live
 
@@ -313,17 +311,16 @@ class Runtime:
             f"still meanwhile. Make it 'async def' and await it, or use asyncio.to_thread({task.name})."
         )
 
-    def _warn_of_changed_weights(self, task: Task) -> None:
-        if self._weights is None or self._live is None:
-            return
-        missing = self._weights.missing(task.function, self._live.app.snapshot)
+    def _warn_of_changed_weights(self, task: Task, snapshot: Snapshot) -> None:
+        watch: WeightWatch = snapshot.watch
+        missing = watch.missing(task.function, snapshot)
         if missing is not None:
             warn_app(
                 f"{task.name} uses {missing!r}, which was set in the main process after the app went live; "
                 "GPU workers do not have it. Load it where the module is imported, pass it as an argument, "
                 "or call zerogpu.refresh() afterwards."
             )
-        change = self._weights.change()
+        change = watch.change()
         if change is not None:
             warn_app(
                 f"{change} was changed in the main process after the app went live; GPU workers still "
@@ -386,7 +383,7 @@ class Runtime:
         for supervisor in (self._live, *self._retired):
             if supervisor is not None:
                 supervisor.close()
-        self._live, self._retired, self._weights = None, [], None
+        self._live, self._retired = None, []
         gc.unfreeze()
 
     def status(self) -> dict[str, Any]:

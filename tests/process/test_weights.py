@@ -111,7 +111,7 @@ def test_a_call_after_a_change_warns_once_until_refresh(app) -> None:
         warnings.simplefilter("always")
         from zerogpu.runtime import runtime
 
-        runtime._weights._next = 0  # do not wait for the next look
+        runtime._live.app.snapshot.watch._next = 0  # do not wait for the next look
         assert read() == 0
         assert read() == 0
     texts = [str(w.message) for w in caught if "was changed in the main process" in str(w.message)]
@@ -187,3 +187,23 @@ def test_a_model_that_a_global_came_to_hold_is_warned_of_once(app) -> None:
         refresh()
         assert not use()
     late = None
+
+
+def test_a_lazy_proxy_in_a_global_is_not_asked_anything(app, monkeypatch) -> None:
+    asked: list[str] = []
+
+    class Proxy:
+        def __getattribute__(self, name: str) -> object:
+            asked.append(name)
+            return object.__getattribute__(self, name)
+
+    monkeypatch.setitem(globals(), "proxy", Proxy())
+
+    @gpu
+    def use() -> int:
+        return 0 if proxy is None else 1  # noqa: F821 - a global that is there while the test runs
+
+    app()
+    asked.clear()
+    assert use() == 1
+    assert asked == []

@@ -128,9 +128,11 @@ class Snapshot:
         """Whether an object to be returned holds a module that this worker has changed."""
         if self.watch is None or not self.answers:
             return False
-        module = sys.modules["torch"].nn.Module if "torch" in sys.modules else ()
-        held = [obj] if isinstance(obj, module) else list(getattr(obj, "__dict__", {}).values())
-        return any(self.watch.differs(each) for each in held if issubclass(type(each), module))
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return False
+        held = (obj, *Layout(type(obj)).values(obj))
+        return any(self.watch.differs(each) for each in held if issubclass(type(each), torch.nn.Module))
 
     def resolve(self, reference: int) -> Any:
         """The object that `reference` names in this process.

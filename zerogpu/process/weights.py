@@ -30,7 +30,7 @@ class WeightWatch:
     def __init__(self, snapshot: Snapshot) -> None:
         torch = sys.modules.get("torch")
         modules = snapshot.instances(torch.nn.Module) if torch else []
-        self._known = [(weakref.ref(module), _state(module)) for module in modules]
+        self._known = {id(module): (weakref.ref(module), _state(module)) for module in modules}
         self._tensors = [
             (name, weakref.ref(value), _memory(value))
             for name, value in app_globals()
@@ -44,8 +44,11 @@ class WeightWatch:
 
         For a worker: a module that it trained is not the one that the main process has.
         """
-        known = {id(each): state for reference, state in self._known if (each := reference()) is not None}
-        return any(known.get(id(each)) != _state(each) for each in module.modules())
+        return any(
+            reference() is not each or state != _state(each)
+            for each in module.modules()
+            for reference, state in (self._known.get(id(each), _UNKNOWN),)
+        )
 
     def missing(self, function: Any, snapshot: Snapshot) -> str | None:
         """The first global that `function` names and that came to hold a model only after the snapshot."""
@@ -72,14 +75,14 @@ class WeightWatch:
         return found
 
     def _look(self) -> str | None:
-        for index, (reference, state) in enumerate(self._known):
+        for key, (reference, state) in self._known.items():
             module = reference()
             if module is None:
                 continue
             current = _state(module)
             if current == state:
                 continue
-            self._known[index] = (reference, current)
+            self._known[key] = (reference, current)
             names = [name for name in {**state, **current} if state.get(name) != current.get(name)]
             return f"{names[0]!r} of {self._path_of(module)}"
         return None
@@ -94,13 +97,15 @@ class WeightWatch:
 
     def _path_of(self, module: Any) -> str:
         """The class of the outermost module that holds `module`, and the way down: ``Net.encoder.0``."""
-        for reference, _ in self._known:
+        for reference, _ in self._known.values():
             parent = reference()
             for name, child in (parent._modules if parent is not None else {}).items():
                 if child is module:
                     return f"{self._path_of(parent)}.{name}"
         return type(module).__name__
 
+
+_UNKNOWN: tuple[Any, dict[str, Any]] = (lambda: None, {})
 
 _ATOMS = frozenset({bool, float, int, str, type(None)})
 
@@ -129,10 +134,15 @@ def _is_model(value: Any) -> bool:
     heavy = (torch.nn.Module, torch.Tensor)
     if issubclass(type(value), heavy):
         return True
-    attributes = getattr(value, "__dict__", None) if not isinstance(value, (type, ModuleType)) else None
-    if type(attributes) is not dict or len(attributes) > 200:
+    if issubclass(type(value), (type, ModuleType)):
         return False
-    return any(issubclass(type(each), torch.nn.Module) for each in attributes.values())
+    try:  # past the object's own __getattr__, as it might be a lazy proxy
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return False
+    return len(attributes) <= 200 and any(
+        issubclass(type(each), torch.nn.Module) for each in attributes.values()
+    )
 
 
 def _memory(tensor: Any) -> tuple[int, ...]:
