@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from .meaning import cuda_index, meaning
-from .placed import SPECIAL, index_of, is_placed, is_wrapper, place, sees_to_itself, take_off, without_us
+from .operations import SPECIAL
+from .placed import index_of, is_placed, is_wrapper, place, sees_to_itself, take_off, without_us
 from .wrappers import move
 
 __all__ = ["cast_type", "cuda", "data", "make_subclass", "new_parameter", "parse_to", "pin_memory", "to"]

@@ -19,7 +19,8 @@ from torch.utils._device import _device_constructors
 
 from .casting import to
 from .meaning import cuda_index, meaning
-from .placed import check_generator, is_placed, is_wrapper, place, showing_memory, without_us
+from .operations import check_generator
+from .placed import is_placed, is_wrapper, place, showing_memory, without_us
 from .wrappers import rebuilt
 
 __all__ = ["constructors", "fake_of_real", "in_device_context", "methods", "register"]

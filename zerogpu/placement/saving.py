@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .meaning import cuda_index, meaning
-from .placed import PlacedTensor, index_of, place, plain_class, without_us
+from .placed import PlacedTensor, index_of, place, plain_class, plain_view, without_us
 
 __all__ = ["Storage", "load_location", "save_location"]
 
@@ -96,10 +96,8 @@ def _show_storage(self: Any) -> Any:
 def _alias(tensor: Any) -> Any:
     """An ordinary tensor over the same, marked, memory."""
     _show_storage(tensor)
-    with without_us():
-        alias = tensor.detach()
-        alias.__class__ = torch.Tensor
-        return alias.requires_grad_(tensor.requires_grad) if tensor.requires_grad else alias
+    alias = plain_view(tensor)
+    return alias.requires_grad_() if tensor.requires_grad else alias
 
 
 def _state(tensor: Any) -> dict[str, Any]:

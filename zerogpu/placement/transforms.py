@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch._functorch import apis, eager_transforms
 
-from .placed import index_of, is_placed, place_all, showing_memory, tensors_in
+from .operations import place_all, tensors_in
+from .placed import index_of, is_placed, showing_memory
 
 __all__ = ["replacements"]
 

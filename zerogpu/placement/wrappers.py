@@ -17,16 +17,14 @@ import torch
 from torch._C import _TorchDispatchModeKey
 
 from .meaning import cuda_index, meaning
+from .operations import SPECIAL, check_devices, place_all
 from .placed import (
-    SPECIAL,
     Placed,
     PlacedWrapper,
-    check_devices,
     index_of,
     is_placed,
     is_wrapper,
     place,
-    place_all,
     placed_class,
     plain_class,
     sees_to_itself,
