@@ -41,7 +41,7 @@ class Run:
             "SAMPLE_REPORTS": str(self.reports),
             MARK: self.mark,
         }
-        before = set(os.listdir("/dev/shm"))
+        self.shared_memory = set(os.listdir("/dev/shm"))
         finished = subprocess.run(
             [*command, *options, str(files)],
             env=environment,
@@ -49,12 +49,11 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=100,
+            timeout=200,
             check=False,
         )
         self.status = finished.returncode
         self.output = finished.stdout
-        self.shared_memory = set(os.listdir("/dev/shm")) - before
 
     def count(self, outcome: str) -> int:
         found = re.search(rf"(\d+) {outcome}", self.output.splitlines()[-1])
@@ -63,7 +62,7 @@ class Run:
     def assert_nothing_is_left(self) -> None:
         until(lambda: not self._processes(), patience=10)
         assert list(self.temporary.iterdir()) == []
-        assert self.shared_memory == set()
+        until(lambda: set(os.listdir("/dev/shm")) <= self.shared_memory, patience=10)
 
     def _processes(self) -> list[int]:
         found = []
