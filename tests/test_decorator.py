@@ -9,6 +9,7 @@ import math
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -209,6 +210,8 @@ class TestWhatStaysTheSame:
     )
     def test_the_signature_stays(self, function: Callable[..., Any]) -> None:
         assert inspect.signature(gpu(function)) == inspect.signature(function)
+        given = inspect.signature(gpu(function), follow_wrapped=False)  # as inspect.getfullargspec asks
+        assert given == inspect.signature(function)
 
     def test_a_builtin_without_a_signature_has_none_when_decorated(self) -> None:
         assert gpu(max)(3, 4) == 4
@@ -268,6 +271,9 @@ class TestWhatStaysTheSame:
         decorated = gpu(GeneratorCallee())
         assert inspect.isgeneratorfunction(decorated)
         assert list(decorated(3)) == [0, 1, 2]
+        bound = gpu(functools.partial(GeneratorCallee(), 3))
+        assert inspect.isgeneratorfunction(bound)
+        assert list(bound()) == [0, 1, 2]
 
     def test_a_closure_has_its_variables(self) -> None:
         model = torch.nn.Linear(2, 2)
@@ -525,6 +531,15 @@ class TestInsideAFunction:
 
         assert len(set(calls())) == 1
 
+    def test_a_thread_of_the_function_may_call_another(self) -> None:
+        @gpu
+        def calls() -> tuple[int, list[int]]:
+            with ThreadPoolExecutor(2) as pool:
+                return os.getpid(), list(pool.map(lambda x: inner(x)[1], range(4)))
+
+        mine, others = calls()
+        assert set(others) == {mine}
+
     def test_a_thread_may_feed_the_generator(self) -> None:
         words = [f"word {index}" for index in range(100)]
         assert list(streamed_by_a_thread(words)) == words
@@ -629,6 +644,13 @@ class TestAsyncForm:
         value, pid = asyncio.run(form(1))
         assert value == 2
         assert elsewhere(pid)
+
+    def test_what_only_wraps_a_decorated_function_has_none_since_it_has_to_run(self) -> None:
+        @functools.wraps(plain)
+        def above(*args: Any) -> Any:
+            return plain(*args)
+
+        assert async_form(above) is None
 
     @pytest.mark.parametrize("thing", [multiply, len, Callee(), lambda: 1, Model, 5, None])
     def test_what_is_not_decorated_has_none(self, thing: Any) -> None:

@@ -334,6 +334,13 @@ class TestRefresh:
         assert pid() != worker
         until(lambda: gone(worker))
 
+    def test_an_idle_worker_from_before_ends_at_once(self) -> None:
+        zerogpu.configure(keep_warm=600)
+        zerogpu.start()
+        before = pid()
+        zerogpu.refresh()
+        until(lambda: gone(before))
+
     def test_before_the_app_is_live_it_does_nothing(self) -> None:
         zerogpu.refresh()
         assert zerogpu.status()["state"] == "startup"
@@ -377,6 +384,18 @@ class TestRefresh:
         assert before(Refreshes()) == ("argument", "first")
         assert state() == "second"
         until(lambda: len(_zygotes()) == 1)
+
+    def test_a_call_made_before_one_takes_no_worker_from_after_it(self) -> None:
+        class Refreshes:
+            def __reduce__(self) -> tuple[Any, ...]:
+                STATE["value"] = "second"
+                zerogpu.refresh()
+                assert state() == "second"  # its worker waits, warm, in the only slot
+                return str, ("argument",)
+
+        before = gpu(lambda argument: (argument, STATE["value"]))
+        zerogpu.start()
+        assert before(Refreshes()) == ("argument", "first")
 
     def test_no_call_is_lost_while_threads_go_on_calling(self) -> None:
         zerogpu.configure(slots=2)

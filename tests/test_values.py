@@ -20,6 +20,7 @@ from PIL import Image
 import zerogpu
 from tests.waiting import until, wait_for_file
 from zerogpu import NotPicklableError, ZeroGPUError, gpu
+from zerogpu.decorator import async_form
 
 
 class Tokenizer:
@@ -373,6 +374,10 @@ class TestWhatCannotTravel:
     def test_it_says_what_to_do(self) -> None:
         with pytest.raises(NotPicklableError, match="keep the object in a global"):
             echo(threading.Lock())
+        with pytest.raises(NotPicklableError, match="Return plain data"):
+            give_lock()
+        with pytest.raises(NotPicklableError, match="Return plain data"):
+            list(yield_lock())
 
 
 async def _async_echo(value: Any) -> Any:
@@ -546,6 +551,18 @@ class TestStreams:
         assert asyncio.run(_take(counted_async(10**9, tmp_path / "log"), 2)) == [0, 1]
         wait_for_file(tmp_path / "log.closed")
         assert echo("next") == "next"
+
+    @pytest.mark.parametrize("function", [counted_async, async_form(counted)])
+    def test_after_closing_an_async_one_its_reader_may_call_again(
+        self, function: Any, tmp_path: Path
+    ) -> None:
+        async def read() -> Any:
+            items = function(10**9, tmp_path / "log")
+            assert await anext(items) == 0
+            await items.aclose()
+            return await async_form(echo)("next")  # refused while the stream of the same task is open
+
+        assert asyncio.run(read()) == "next"
 
     def test_one_that_is_dropped_ends_too(self, tmp_path: Path) -> None:
         for item in counted(10**9, tmp_path / "log"):

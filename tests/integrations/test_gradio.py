@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -62,6 +63,7 @@ class TestHandlers:
             ("partial", "one x"),
             ("request_partial", "hello x 127.0.0.1"),
             ("keyword_partial", "x two"),
+            ("above", "above X"),
             ("api", "X"),
             ("returns_component", {"__type__": "update", "value": "x", "label": "changed"}),
             ("logged_in", "x None None"),
@@ -126,6 +128,20 @@ class TestArguments:
             assert first.run("counts", None).data[1] == "count 2"
             assert second.run("counts", None).data[1] == "count 1"
 
+    def test_a_generator_has_its_state_request_progress_and_messages(self, tab: Tab) -> None:
+        first = tab.run("narrates", None, headers={"X-Test": "yes"})
+        assert [item["output"]["data"][1] for item in first.of("process_generating")][:1] == ["0 1 yes yes"]
+        assert first.data[1] == "0 2 yes yes"
+        assert tab.run("narrates", None, headers={"X-Test": "no"}).data[1] == "2 2 no no"
+        assert [(level, text) for level, _, text in first.logs] == [
+            ("info", "info 1"), ("warning", "warning 1"), ("info", "info 2"), ("warning", "warning 2"),
+        ]  # fmt: skip
+        shown = [(desc, share) for desc, _, _, share in first.progress if desc and desc.startswith("part")]
+        assert shown == [("part 1", 0.25), ("part 2", 0.5)]
+
+    def test_a_duration_callable_gets_the_progress_too(self, tab: Tab) -> None:
+        assert tab.run("estimated", "x").data == ["estimated x"]
+
     def test_event_data_arrives_with_its_target(self, demo: gr.Blocks, tab: Tab) -> None:
         box = next(b for b in demo.blocks.values() if getattr(b, "elem_id", None) == "the-box")
         run = tab.run("selected", event_data={"index": 3, "value": "v"}, trigger=box._id)
@@ -175,15 +191,20 @@ def titled(title: str, text: str) -> str:
 class TestErrors:
     """The page shows what happened, with a title."""
 
-    def test_a_gradio_error_passes_unchanged(self, tab: Tab) -> None:
-        run = tab.run("raises_gradio_error", "x")
+    @pytest.mark.parametrize("name", ["raises_gradio_error", "raises_gradio_error_late"])
+    def test_a_gradio_error_passes_unchanged(self, tab: Tab, name: str) -> None:
+        run = tab.run(name, "x")
         assert (run.error, run.title) == ("mine <b>bold</b>", "Mine")
         assert run.completed["output"]["duration"] == 4
+        assert len(run.of("process_generating")) == (1 if name.endswith("late") else 0)
 
     def test_the_text_of_a_functions_own_exception_is_shown_and_escaped(self, tab: Tab) -> None:
         run = tab.run("raises_value_error", "x")
         assert run.error == titled("ValueError", "no &lt;x&gt; &amp; no line<br>break")
         assert run.title == "ValueError"
+
+    def test_the_text_is_shown_when_the_exception_has_a_cause_of_its_own(self, tab: Tab) -> None:
+        assert tab.run("raises_with_a_cause", "x").error == titled("ValueError", "no x")
 
     def test_the_log_has_the_workers_traceback(self, tab: Tab, capfd: pytest.CaptureFixture[str]) -> None:
         tab.run("raises_value_error", "x")
@@ -227,11 +248,23 @@ class TestLeaving:
         assert tab.run("plain", "after", seconds=10).data[0].startswith("plain after")
 
     @pytest.mark.parametrize("name", SLEEPERS)
-    def test_closing_the_tab_ends_the_function(self, demo: gr.Blocks, url: str, tab: Tab, name: str) -> None:
+    def test_closing_the_tab_ends_the_function_and_complains_of_nothing(
+        self,
+        demo: gr.Blocks,
+        url: str,
+        tab: Tab,
+        name: str,
+        capfd: pytest.CaptureFixture[str],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
         with Tab(demo, url) as leaving:
             run = leaving.start(name, 60)
             until(lambda: run.logs)
         assert tab.run("plain", "after", seconds=10).data[0].startswith("plain after")
+        until(lambda: not any(demo._queue.active_jobs))
+        gc.collect()  # a task whose exception nobody took says so when it dies
+        assert "Traceback" not in capfd.readouterr().err
+        assert "never retrieved" not in caplog.text
 
 
 class TestWaiting:

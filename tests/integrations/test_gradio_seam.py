@@ -280,6 +280,7 @@ class TestBridge:
         payload = gradio_bridge.Payload("e", True, None, None)
         with gradio_bridge.GradioBridge().enter(payload, sent.append):
             assert LocalContext.event_id.get() == "e"
+            assert LocalContext.in_event_listener.get()
             gr.Info("hello")
             with pytest.raises(ValueError, match="validation"):
                 gr.Info(["not a text"])  # type: ignore[arg-type]

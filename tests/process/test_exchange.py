@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import ctypes
 import itertools
@@ -21,6 +22,7 @@ import pytest
 
 from zerogpu import GPUCancelled, GPUTimeoutError, WorkerCrashedError, ZeroGPUError, gpu, status
 from zerogpu.decorator import async_form
+from zerogpu.process import exchange
 from zerogpu.runtime import runtime
 
 from .waiting import alive, eventually
@@ -95,6 +97,13 @@ def test_a_stuck_function_ends_within_duration_and_grace_and_the_next_call_works
     assert timed(stuck) < DURATION + GRACE + SLACK
     assert well() != before
     eventually(lambda: not alive([before]))
+
+
+def test_the_end_of_the_grace_time_does_not_wait_for_the_last_resort(app, monkeypatch) -> None:
+    monkeypatch.setattr(exchange, "_EXIT_LIMIT", 60.0)
+    stuck = gpu(duration=DURATION)(ignore_sigterm_in_c)
+    app(grace=GRACE)
+    assert timed(stuck) < 30
 
 
 def test_a_generator_stuck_between_its_items_ends_with_its_items_delivered(app) -> None:
@@ -558,6 +567,18 @@ def test_an_exception_that_would_end_a_server_arrives_as_an_error_that_names_it(
     assert fine() == 1
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
+def test_a_group_that_would_end_a_server_does_too(app) -> None:
+    @gpu
+    def fails() -> None:
+        raise builtins.BaseExceptionGroup("on purpose", [SystemExit(3)])
+
+    app()
+    with pytest.raises(ZeroGPUError, match=r"BaseExceptionGroup.*on purpose") as caught:
+        fails()
+    assert isinstance(caught.value.__cause__, builtins.BaseExceptionGroup)
+
+
 def test_stop_iteration_from_a_function_ends_an_async_call_too(app) -> None:
     @gpu
     def fails() -> None:
@@ -594,6 +615,22 @@ def test_a_slow_reader_of_a_stream_that_was_cut_gets_a_timeout(app) -> None:
     time.sleep(1)
     with pytest.raises(GPUTimeoutError):
         list(items)
+
+
+def test_a_slow_reader_of_a_stream_whose_worker_died_gets_the_crash(app) -> None:
+    @gpu(duration=2)
+    def count() -> Iterator[int]:
+        yield 0
+        yield 1
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    app()
+    items = count()
+    assert next(items) == 0
+    time.sleep(2.5)  # the stream is collected meanwhile, at its deadline
+    assert next(items) == 1
+    with pytest.raises(WorkerCrashedError, match="SIGKILL"):
+        next(items)
 
 
 def test_a_call_that_would_wait_for_its_own_callers_stream_is_refused(app) -> None:

@@ -521,6 +521,21 @@ def test_a_decorated_method_gets_its_instance_as_it_is(app) -> None:
     assert service.run() == 5
 
 
+def test_an_object_with_decorated_methods_goes_by_reference_whatever_it_holds(app) -> None:
+    class Service:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        @gpu
+        def run(self) -> bool:
+            with self.lock:
+                return True
+
+    services = [Service()]  # no global and no closure names it
+    app()
+    assert services[0].run()
+
+
 def test_a_snapshot_cannot_be_pickled_by_accident_into_references_of_another() -> None:
     model = torch.nn.Linear(2, 2)
     snapshot = Snapshot()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 import gradio as gr
+from gradio.context import LocalContext
 
 import zerogpu
 from zerogpu import gpu
@@ -99,6 +101,32 @@ def burst(text: str, progress: gr.Progress = gr.Progress()) -> str:  # noqa: B00
     return text
 
 
+def estimate(*arguments: object) -> float:
+    assert [type(argument) for argument in arguments] == [str, gr.Progress], arguments
+    return 30
+
+
+@gpu(duration=estimate)
+def estimated(text: str, progress: gr.Progress = gr.Progress()) -> str:  # noqa: B008
+    return f"estimated {text}"
+
+
+@gpu
+def narrates(
+    state: int,
+    request: gr.Request,
+    progress: gr.Progress = gr.Progress(),  # noqa: B008
+) -> Iterator[tuple[int, str]]:
+    for number in (1, 2):
+        progress(number / 4, desc=f"part {number}")
+        gr.Info(f"info {number}")
+        gr.Warning(f"warning {number}")
+        time.sleep(0.2)
+        asked = LocalContext.request.get(None)  # as libraries do that get no argument of the handler
+        assert asked is not None
+        yield state + number, f"{state} {number} {request.headers['X-Test']} {asked.headers['X-Test']}"
+
+
 @gpu
 def talkative(text: str) -> str:
     gr.Info("an info")
@@ -113,8 +141,22 @@ def raises_gradio_error(text: str) -> str:
 
 
 @gpu
+def raises_gradio_error_late(text: str) -> Iterator[str]:
+    yield f"{text} 0"
+    raise gr.Error("mine <b>bold</b>", title="Mine", duration=4)
+
+
+@gpu
 def raises_value_error(text: str) -> str:
     raise ValueError(f"no <{text}> & no line\nbreak")
+
+
+@gpu
+def raises_with_a_cause(text: str) -> str:
+    try:
+        return {"known": text}[text]
+    except KeyError as error:
+        raise ValueError(f"no {text}") from error
 
 
 @gpu
@@ -192,6 +234,14 @@ def batched(texts: list[str]) -> list[list[str]]:
     return [[f"batched {text}" for text in texts]]
 
 
+def above(function: Callable[[str], str]) -> Callable[[str], str]:
+    @functools.wraps(function)
+    def run(text: str) -> str:
+        return f"above {function(text)}"
+
+    return run
+
+
 def undecorated(text: str) -> str:
     return f"undecorated {plain(text)}"
 
@@ -235,7 +285,8 @@ def build() -> gr.Blocks:
             plain, coroutine, generator, async_generator, explicit_progress, tracked, burst,
             tracked_generator, talkative, raises_gradio_error, raises_value_error, fails_late,
             exits, reads_request, logged_in, returns_component, undecorated, undecorated_generator,
-            undecorated_fails, undecorated_timeout, undecorated_own_error, echo,
+            undecorated_fails, undecorated_timeout, undecorated_own_error, echo, estimated,
+            raises_gradio_error_late, raises_with_a_cause,
         ]  # fmt: skip
         for function in texts:
             button.click(function, box, out, api_name=function.__name__)
@@ -257,11 +308,13 @@ def build() -> gr.Blocks:
         button.click(plain, box, out, api_name="unqueued", queue=False)
         button.click(limited, number, out, api_name="limited", concurrency_limit=1)
         button.click(counts, state, [state, out], api_name="counts")
+        button.click(narrates, state, [state, out], api_name="narrates")
         button.click(batched, box, out, api_name="batched", batch=True, max_batch_size=4)
         box.select(selected, None, out, api_name="selected")
         gr.on([button.click, box.submit], plain, box, out, api_name="on")
         demo.load(plain, box, out, api_name="load")
         gr.Timer(3600).tick(plain, box, out, api_name="tick")
+        button.click(above(shouted), box, out, api_name="above")
         gr.api(shouted, api_name="api")
 
         @gr.render(inputs=box)
