@@ -203,8 +203,9 @@ class TestErrors:
         assert run.error == titled("ValueError", "no &lt;x&gt; &amp; no line<br>break")
         assert run.title == "ValueError"
 
-    def test_the_text_is_shown_when_the_exception_has_a_cause_of_its_own(self, tab: Tab) -> None:
-        assert tab.run("raises_with_a_cause", "x").error == titled("ValueError", "no x")
+    @pytest.mark.parametrize("name", ["raises_with_a_cause", "undecorated_fails_with_a_cause"])
+    def test_the_text_is_shown_when_the_exception_has_a_cause_of_its_own(self, tab: Tab, name: str) -> None:
+        assert tab.run(name, "x").error == titled("ValueError", "no x")
 
     def test_the_log_has_the_workers_traceback(self, tab: Tab, capfd: pytest.CaptureFixture[str]) -> None:
         tab.run("raises_value_error", "x")
@@ -230,8 +231,9 @@ class TestErrors:
         assert run.error == titled(zerogpu.GPUTimeoutError.title, "took &lt;too&gt; long for x")
         assert run.title == zerogpu.GPUTimeoutError.title
 
-    def test_an_undecorated_handlers_own_exception_stays_hidden(self, tab: Tab) -> None:
-        run = tab.run("undecorated_own_error", "x")
+    @pytest.mark.parametrize("name", ["undecorated_own_error", "undecorated_own_error_from_a_cause"])
+    def test_an_undecorated_handlers_own_exception_stays_hidden(self, tab: Tab, name: str) -> None:
+        run = tab.run(name, "x")
         assert "secret" not in str(run.completed)
 
 

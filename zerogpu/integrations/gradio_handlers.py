@@ -28,7 +28,7 @@ from ..errors import (
     QuotaExceededError,
     ZeroGPUError,
 )
-from ..process.codec import WorkerTraceback
+from ..process.exceptions import came_from_worker
 from . import gradio_queue, gradio_wire
 from .gradio import Patches
 
@@ -157,7 +157,7 @@ async def _call_function(
     except gradio.Error:
         raise
     except Exception as error:
-        in_worker = isinstance(error.__cause__, WorkerTraceback) or _is_decorated(blocks, block_fn)
+        in_worker = came_from_worker(error) or _is_decorated(blocks, block_fn)
         shown = page_error(error, in_worker=in_worker)
         if shown is None:
             raise

@@ -14,7 +14,9 @@ __all__ = [
     "WorkerTraceback",
     "args_of",
     "attributes_of",
+    "came_from_worker",
     "last_cause",
+    "mark_arrived",
     "members_of",
     "reduce_exception",
     "set_args",
@@ -32,6 +34,22 @@ class WorkerTraceback(Exception):  # noqa: N818 - not an error: the cause that s
 
     def __str__(self) -> str:
         return f"\n\n{self.args[0].rstrip()}" if self.args else ""
+
+    raised = 0
+    """The id of the exception that arrived with it in this process."""
+
+
+def mark_arrived(error: BaseException) -> None:
+    """Note that a worker raised `error`, so that `came_from_worker` knows it."""
+    trace = last_cause(error)
+    if isinstance(trace, WorkerTraceback):
+        trace.raised = id(error)
+
+
+def came_from_worker(error: BaseException) -> bool:
+    """Whether a function raised this very exception in a worker; not one that was raised from it."""
+    trace = last_cause(error)
+    return isinstance(trace, WorkerTraceback) and trace.raised == id(error)
 
 
 def text_of(error: BaseException) -> str:

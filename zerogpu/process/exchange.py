@@ -23,6 +23,7 @@ from ..errors import GPUCancelled, GPUTimeoutError, WorkerCrashedError, ZeroGPUE
 from . import codec
 from .call import Call
 from .channel import ChannelClosed
+from .exceptions import mark_arrived
 from .handle import WorkerProcess, crash_error
 from .messages import Encoded, Event, Item, Loading, Raised, Ready, Result, Start, StartFailed
 from .tree import kill_tree
@@ -147,6 +148,7 @@ class Exchange:
                 f"in the main process: {reason})"
             )
         assert isinstance(error, BaseException)
+        mark_arrived(error)
         if isinstance(error, _NOT_FOR_MAIN) or _is_group_of_such(error):
             why = " although nobody cancelled it" if isinstance(error, GPUCancelled) else ""
             replacement = ZeroGPUError(f"{self.call.name} raised {message.summary}{why}")

@@ -263,6 +263,17 @@ def undecorated_fails(text: str) -> str:
     return raises_value_error(text)
 
 
+def undecorated_fails_with_a_cause(text: str) -> str:
+    return raises_with_a_cause(text)
+
+
+def undecorated_own_error_from_a_cause(text: str) -> str:
+    try:
+        return raises_value_error(text)
+    except ValueError as error:
+        raise RuntimeError(f"a secret of the app: {text}") from error
+
+
 def undecorated_timeout(text: str) -> str:
     raise zerogpu.GPUTimeoutError(f"took <too> long for {text}")
 
@@ -286,7 +297,8 @@ def build() -> gr.Blocks:
             tracked_generator, talkative, raises_gradio_error, raises_value_error, fails_late,
             exits, reads_request, logged_in, returns_component, undecorated, undecorated_generator,
             undecorated_fails, undecorated_timeout, undecorated_own_error, echo, estimated,
-            raises_gradio_error_late, raises_with_a_cause,
+            raises_gradio_error_late, raises_with_a_cause, undecorated_fails_with_a_cause,
+            undecorated_own_error_from_a_cause,
         ]  # fmt: skip
         for function in texts:
             button.click(function, box, out, api_name=function.__name__)
