@@ -19,7 +19,7 @@ from typing import Any
 import gradio
 import gradio.queueing
 from gradio.context import LocalContext
-from gradio.helpers import TrackedIterable, patch_tqdm
+from gradio.helpers import TrackedIterable
 from gradio.server_messages import LogMessage, ProgressUnit
 
 from .. import bridge
@@ -155,8 +155,6 @@ class GradioBridge:
     @contextmanager
     def enter(self, payload: Payload, send: Callable[[Any], None]) -> Iterator[None]:
         """Set Gradio's context variables around the function."""
-        if payload.progress is not None and payload.progress.track_tqdm:
-            patch_tqdm()  # the function may be the first to import tqdm
         queue = _WorkerQueue(send)
         values: list[tuple[ContextVar[Any], Any]] = [
             (LocalContext.blocks, _WorkerBlocks(queue)),

@@ -112,7 +112,7 @@ def _chat(original: Callable[..., None], self: Any, fn: Any, *args: Any, **kwarg
 
 def coroutine(function: Any) -> Callable[..., Any] | None:
     """The async form of a decorated function for Gradio; None for any other."""
-    if not callable(function) or _wraps_decorated(function):
+    if not callable(function):
         return None
     form = decorator.async_form(function)
     if form is None:
@@ -135,17 +135,6 @@ def _type_hints(function: Any) -> dict[str, Any]:
         return typing.get_type_hints(function)
     except (NameError, TypeError):  # names that only a type checker knows
         return {}
-
-
-def _wraps_decorated(function: Any) -> bool:
-    """Whether something made with functools.wraps lies around the decorated function.
-
-    It must run too: an app's own decorator, or what ChatInterface puts around its function.
-    """
-    while isinstance(function, functools.partial):
-        function = function.func
-    wrapped = getattr(function, "__wrapped__", None)
-    return wrapped is not None and decorator.async_form(wrapped) is not None
 
 
 async def _call_function(
