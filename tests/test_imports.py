@@ -61,6 +61,8 @@ MACOS = (
         delattr(os, name)
 """
 )
+NO_FORK = f"{LIBRARIES}    del os.fork\n"  # a Linux that lacks one of what is needed
+NO_MEMFD = f"{LIBRARIES}    del os.memfd_create\n"
 ALL_KINDS = """
     import asyncio, os, warnings
     import zerogpu
@@ -188,7 +190,7 @@ class TestImporting:
 class TestWithoutFork:
     """Windows and macOS: the same file runs, in one process and with one warning."""
 
-    @pytest.mark.parametrize("platform", [WINDOWS, MACOS])
+    @pytest.mark.parametrize("platform", [WINDOWS, MACOS, NO_FORK, NO_MEMFD])
     def test_all_kinds_run_inline_with_one_warning(self, platform: str) -> None:
         code = blocks(
             platform,
@@ -212,7 +214,7 @@ class TestWithoutFork:
         )
         assert where == "<string>"  # the app's line, not one of ours
 
-    @pytest.mark.parametrize("platform", [WINDOWS, MACOS])
+    @pytest.mark.parametrize("platform", [WINDOWS, MACOS, NO_FORK, NO_MEMFD])
     def test_the_rest_of_the_interface_does_no_harm(self, platform: str) -> None:
         code = blocks(
             platform,
@@ -220,6 +222,7 @@ class TestWithoutFork:
             import warnings, zerogpu
             warnings.simplefilter("ignore")
             zerogpu.start()
+            zerogpu.lifecycle.go_live()  # as Gradio's launch does
             zerogpu.refresh()
             print(zerogpu.status()["state"], zerogpu.status()["workers"])
             print(zerogpu.gpu(lambda: 3)())
@@ -227,6 +230,32 @@ class TestWithoutFork:
             """,
         )
         assert run(code) == "inline []\n3\n"
+
+    def test_a_closed_async_stream_has_ended_when_closing_returns(self) -> None:
+        code = blocks(
+            WINDOWS,
+            """
+            import asyncio, warnings, zerogpu
+            warnings.simplefilter("ignore")
+
+            @zerogpu.gpu
+            async def items():
+                try:
+                    while True:
+                        yield 1
+                finally:
+                    print("ended")
+
+            async def read():
+                stream = items()
+                await anext(stream)
+                await stream.aclose()
+                print("closed")
+
+            asyncio.run(read())
+            """,
+        )
+        assert run(code) == "ended\nclosed\n"
 
     def test_a_bad_duration_is_an_error_there_too(self) -> None:
         code = blocks(

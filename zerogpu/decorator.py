@@ -119,12 +119,9 @@ def _coroutine(task: Task) -> Callable[..., Any]:
 
 def _async_generator(task: Task) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        items = runtime.stream_async(task, args, kwargs)
-        try:
+        async with contextlib.aclosing(runtime.stream_async(task, args, kwargs)) as items:
             async for item in items:
                 yield item
-        finally:
-            await items.aclose()  # type: ignore[attr-defined]
 
     return call
 
@@ -178,12 +175,10 @@ def async_form(fn: Any) -> Callable[..., Any] | None:
     if task.kind.streams:
 
         async def wrapper(*more: Any, **named: Any) -> AsyncIterator[Any]:
-            items = runtime.stream_async(task, (*args, *more), {**kwargs, **named})
-            try:
+            stream = runtime.stream_async(task, (*args, *more), {**kwargs, **named})
+            async with contextlib.aclosing(stream) as items:
                 async for item in items:
                     yield item
-            finally:
-                await items.aclose()  # type: ignore[attr-defined]
     else:
 
         async def wrapper(*more: Any, **named: Any) -> Any:

@@ -6,7 +6,8 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, closing
 from typing import Any
 
 from .notices import warn_app
@@ -53,18 +54,16 @@ class Inline:
             task.options.seconds(args, kwargs, task.name)  # the same rules: it is checked
         return task.function(*args, **kwargs)
 
-    async def iterate(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Any]:
+    async def iterate(
+        self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
         """The items of a generator or async generator function."""
         items = self.run(task, args, kwargs)
-        try:
-            if inspect.isasyncgen(items):
+        if inspect.isasyncgen(items):
+            async with aclosing(items):
                 async for item in items:
                     yield item
-            else:
+        else:
+            with closing(items):
                 for item in items:
                     yield item
-        finally:
-            if inspect.isasyncgen(items):
-                await items.aclose()
-            else:
-                items.close()

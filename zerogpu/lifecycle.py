@@ -48,7 +48,7 @@ def refresh() -> None:
         >>> pipeline.load_lora_weights("style.safetensors")     # doctest: +SKIP
         >>> zerogpu.refresh()
     """
-    if not in_worker() and can_fork():
+    if not in_worker():
         runtime.refresh()
 
 

@@ -18,8 +18,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import aclosing
 from typing import Any
 
 from . import config
@@ -112,11 +113,12 @@ class Runtime:
 
     async def stream_async(
         self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Like `stream`, without blocking the event loop."""
         if self._inlined(task):
-            async for item in self.inline.iterate(task, args, kwargs):
-                yield item
+            async with aclosing(self.inline.iterate(task, args, kwargs)) as items:
+                async for item in items:
+                    yield item
             return
         session = await self._open_async(task, args, kwargs)
         try:

@@ -22,6 +22,8 @@ try:
 except ImportError:
     sync_playwright = None
 
+from ..shared import shared_folder
+
 ROOT = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"
 OPTIONS = [
@@ -92,7 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(folder),
-        "ZEROGPU_CACHE_DIR": str(tmp_path_factory.getbasetemp() / "demo_graphs"),
+        "ZEROGPU_CACHE_DIR": str(shared_folder(tmp_path_factory) / "demo_graphs"),
     }
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "demos" / "semantic_search" / "app.py")],
