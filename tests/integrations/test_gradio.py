@@ -207,6 +207,11 @@ class TestErrors:
     def test_the_text_is_shown_when_the_exception_has_a_cause_of_its_own(self, tab: Tab, name: str) -> None:
         assert tab.run(name, "x").error == titled("ValueError", "no x")
 
+    def test_what_a_decorated_function_raises_before_it_reaches_a_worker_is_shown_too(self, tab: Tab) -> None:
+        error = tab.run("not_estimated", "x").error
+        assert "duration callable of not_estimated" in error
+        assert "no estimate for x" in error
+
     def test_the_log_has_the_workers_traceback(self, tab: Tab, capfd: pytest.CaptureFixture[str]) -> None:
         tab.run("raises_value_error", "x")
         assert "in raises_value_error" in capfd.readouterr().err

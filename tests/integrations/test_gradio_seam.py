@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import inspect
 import pickle
 import threading
+import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +20,14 @@ import gradio.routes
 import pytest
 from gradio.block_function import BlockFunction
 from gradio.context import LocalContext
+from gradio.helpers import TrackedIterable
 
 import zerogpu
 from zerogpu import bridge
 from zerogpu.integrations import gradio as seam
 from zerogpu.integrations import gradio_bridge, gradio_handlers, gradio_queue, gradio_wire
+
+from ..waiting import until
 
 pytestmark = pytest.mark.gradio
 
@@ -206,6 +211,53 @@ class TestWire:
         assert (arrived.name, arrived["preferred_username"], key) == ("Ann", "ann", token)
 
 
+class CallableHandler:
+    def __call__(self, text: str, request: gr.Request) -> str:
+        return text
+
+
+class DecoratedHandler:
+    @zerogpu.gpu
+    def __call__(self, text: str, request: gr.Request) -> str:
+        return text
+
+
+class TestAsyncForms:
+    """What Gradio gets instead of a decorated function."""
+
+    @pytest.mark.parametrize(
+        "handler",
+        [
+            zerogpu.gpu(CallableHandler()),
+            zerogpu.gpu(functools.partial(CallableHandler(), "text")),
+            functools.partial(zerogpu.gpu(CallableHandler()), "text"),
+            DecoratedHandler(),
+        ],
+        ids=["object", "partial", "partial of decorated", "decorated method"],
+    )
+    def test_the_types_of_the_parameters_are_those_of_the_function(self, handler: Any) -> None:
+        form = gradio_handlers.coroutine(handler)
+        assert form is not None
+        assert form.__annotations__["request"] is gr.Request
+
+    def test_types_that_only_a_type_checker_knows_do_no_harm(self) -> None:
+        def handler(text: Nowhere) -> str:  # noqa: F821
+            return text
+
+        form = gradio_handlers.coroutine(zerogpu.gpu(handler))
+        assert form is not None
+        assert form.__annotations__ == {}
+
+    def test_a_store_that_a_cache_below_left_on_the_function_is_not_gradios(self) -> None:
+        def handler(text: str) -> str:
+            return text
+
+        handler.cache = {}  # type: ignore[attr-defined]
+        form = gradio_handlers.coroutine(zerogpu.gpu(handler))
+        assert form is not None
+        assert not hasattr(form, "cache")
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         "kind", [k for k in vars(zerogpu.errors).values()
@@ -222,6 +274,34 @@ class TestErrors:
         shown = gradio_handlers.page_error(AssertionError(), in_worker=True)
         assert shown is not None
         assert "AssertionError" in shown.message
+
+
+class TestWorkersQueue:
+    """What a function in a worker takes for Gradio's queue."""
+
+    def queue(self) -> tuple[gradio_bridge._WorkerQueue, list[Any]]:
+        sent: list[Any] = []
+        return gradio_bridge._WorkerQueue(sent.append), sent
+
+    def test_a_burst_of_progress_is_thinned_out(self) -> None:
+        queue, sent = self.queue()
+        for index in range(500):
+            queue.set_progress("event", [unit(index)])
+        until(lambda: sent[-1].units[0][0] == 499)
+        assert len(sent) < 50
+
+    def test_what_comes_after_the_call_is_not_sent(self) -> None:
+        queue, sent = self.queue()
+        queue.set_progress("event", [unit(0)])
+        queue.set_progress("event", [unit(1)])
+        queue.close()
+        queue.set_progress("event", [unit(2)])
+        time.sleep(2 * gradio_bridge.PROGRESS_INTERVAL)
+        assert [each.units[0][0] for each in sent] == [0]
+
+
+def unit(index: int) -> TrackedIterable:
+    return TrackedIterable(None, index, 500, None, "steps")
 
 
 class TestBridge:
@@ -247,6 +327,16 @@ class TestBridge:
             ["Loading weights"],
             [],
         ]
+
+    def test_the_functions_own_progress_stays_when_it_was_there_first(self) -> None:
+        shown: list[Any] = []
+        queue = SimpleNamespace(active_jobs=[], set_progress=lambda _, units: shown.append(len(units)))
+        payload = gradio_bridge.Payload("e", True, None, None)
+        view = gradio_bridge.GradioView(SimpleNamespace(_queue=queue), payload)
+        view.starting()
+        view.receive(gradio_bridge._Progress(((1, 2, None, "steps", None, None),)))
+        view.running()
+        assert shown == [1, 1]
 
     async def _said_in(self, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
         """The thread in which a message that another thread brought reaches Gradio's queue."""

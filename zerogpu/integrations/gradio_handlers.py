@@ -126,9 +126,9 @@ def coroutine(function: Any) -> Callable[..., Any] | None:
 
 
 def _type_hints(function: Any) -> dict[str, Any]:
-    """By these Gradio injects gr.Request and others; of a partial or an object it reads none."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    """By these Gradio injects gr.Request and others; of a partial or an object, decorated or not, it reads none."""
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     if not inspect.isroutine(function):
         function = type(function).__call__
     try:

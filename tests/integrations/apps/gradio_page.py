@@ -106,6 +106,15 @@ def estimate(*arguments: object) -> float:
     return 30
 
 
+def estimate_nothing(text: str) -> float:
+    raise ValueError(f"no estimate for {text}")
+
+
+@gpu(duration=estimate_nothing)
+def not_estimated(text: str) -> str:
+    return text
+
+
 @gpu(duration=estimate)
 def estimated(text: str, progress: gr.Progress = gr.Progress()) -> str:  # noqa: B008
     return f"estimated {text}"
@@ -298,7 +307,7 @@ def build() -> gr.Blocks:
             exits, reads_request, logged_in, returns_component, undecorated, undecorated_generator,
             undecorated_fails, undecorated_timeout, undecorated_own_error, echo, estimated,
             raises_gradio_error_late, raises_with_a_cause, undecorated_fails_with_a_cause,
-            undecorated_own_error_from_a_cause,
+            undecorated_own_error_from_a_cause, not_estimated,
         ]  # fmt: skip
         for function in texts:
             button.click(function, box, out, api_name=function.__name__)
