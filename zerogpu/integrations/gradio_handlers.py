@@ -126,7 +126,7 @@ def coroutine(function: Any) -> Callable[..., Any] | None:
 
 
 def _type_hints(function: Any) -> dict[str, Any]:
-    """By these Gradio injects gr.Request and others; of a partial or an object, decorated or not, it reads none."""
+    """By these Gradio injects gr.Request and others; it reads none of a partial or an object."""
     while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     if not inspect.isroutine(function):
