@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .gradients import wrap_hooks
 from .meaning import cuda_index, meaning
 from .operations import SPECIAL
 from .placed import index_of, is_placed, is_wrapper, place, sees_to_itself, take_off, without_us
@@ -142,6 +143,7 @@ def _set_data(self: Any, value: Any) -> None:
         _data.__set__(self, value)
     if is_placed(value):
         place(self, index_of(value))
+        wrap_hooks(self)
     else:
         take_off(self)
 

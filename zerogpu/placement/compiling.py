@@ -11,8 +11,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from .gradients import apply_function
 from .meaning import meaning
-from .placed import PlacedTensor, is_placed, plain_class, without_us
+from .placed import PlacedTensor, is_placed, plain_class, with_history
 from .transforms import placing
 from .wrappers import rebuilt
 
@@ -32,7 +33,7 @@ def join_variables(builder: Any) -> None:
 
 
 def join_backends(eval_frame: Any) -> None:
-    """See to `torch._dynamo.eval_frame`: what a backend is given, and what it returns."""
+    """See to `torch._dynamo.eval_frame`: what is traced, what a backend is given, and what it returns."""
     original = eval_frame.get_compiler_fn
 
     def get_compiler_fn(backend: Any) -> Any:
@@ -46,6 +47,7 @@ def join_backends(eval_frame: Any) -> None:
         return compile_plain
 
     eval_frame.get_compiler_fn = get_compiler_fn
+    eval_frame.skip_code(apply_function.__code__)  # some versions fail to trace what it calls
 
 
 def _entered_plain(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,6 +64,4 @@ def _as_cpu(value: Any) -> Any:
         return value
     if not isinstance(value, PlacedTensor):
         return rebuilt(value, _as_cpu)
-    tensor: Any = value
-    with without_us():
-        return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
+    return with_history(value)

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.amp.autocast_mode import autocast
 from torch.utils._device import DeviceContext
 
-from . import casting, factories, saving, transforms, wrappers
+from . import casting, factories, gradients, saving, transforms, wrappers
 from .autocasting import start_autocast
 from .generators import Generator
 from .legacy import tensor_kinds
@@ -53,8 +53,9 @@ def install() -> None:
     _replace(torch._C._nn, "_parse_to", casting.parse_to)
     _replace(DeviceContext, "__torch_function__", factories.in_device_context)
     _replace(FakeTensorConverter, "from_real_tensor", factories.fake_of_real)
-    for owner, name, value in transforms.replacements() if meaning.placed else ():
-        _replace(owner, name, value)
+    if meaning.placed:
+        for owner, name, value in (*transforms.replacements(), *gradients.replacements()):
+            _replace(owner, name, value)
     _replace(torch, "Generator", Generator)
     _replace(autocast, "__init__", start_autocast)
     for name in ("device", "__new__", "cuda", "cpu", "to"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,14 @@ from .placed import (
     without_us,
 )
 
-__all__ = ["SPECIAL", "check_devices", "check_generator", "place_all", "tensors_in"]
+__all__ = [
+    "SPECIAL",
+    "check_devices",
+    "check_generator",
+    "computing",
+    "place_all",
+    "tensors_in",
+]
 
 _MIXING = frozenset(
     {"__get__", "__set__", "__getitem__", "__setitem__", "index", "index_put", "index_put_", "copy_"}
@@ -39,6 +47,14 @@ SPECIAL: dict[Any, Special] = {}
 """By function: what a placed tensor does instead. `casting` adds its own."""
 
 
+class _Computing(threading.local):
+    index: int | None = None
+
+
+computing = _Computing()
+"""In each thread, the index of the device whose tensors an operation is computing with; None in none."""
+
+
 def _function(
     cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
@@ -53,8 +69,12 @@ def _function(
         return special(func, args, kwargs)
     index, others = check_devices(func, args, kwargs)
     device = kwargs.get("device")
-    with without_us():
-        result = func(*args, **kwargs)
+    before, computing.index = computing.index, index
+    try:
+        with without_us():
+            result = func(*args, **kwargs)
+    finally:
+        computing.index = before
     if device is None or torch.device(device).type == "cuda":
         if not _follows_cpu_tensor(func, args):
             place_all(result, index, others)

@@ -35,6 +35,7 @@ __all__ = [
     "showing_memory",
     "showing_memory_now",
     "take_off",
+    "with_history",
     "without_us",
 ]
 
@@ -181,6 +182,14 @@ def plain_view(tensor: Any) -> Any:
         plain = tensor.detach()
     plain.__class__ = torch.Tensor
     return plain
+
+
+def with_history(tensor: Any) -> Any:
+    """An ordinary tensor over the same memory, with the history of this one if it has one."""
+    with without_us():
+        made = tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
+    made.__class__ = torch.Tensor
+    return made
 
 
 def in_memory(tensor: Any) -> Any:
