@@ -76,6 +76,15 @@ def backward() -> torch.Tensor:
     return module.weight.grad
 
 
+def copied_grad() -> torch.Tensor:
+    leaf = on_device().requires_grad_()
+    leaf.square().sum().backward()
+    copied = copy.deepcopy(leaf)
+    assert copied.grad is not None
+    assert copied.grad is not leaf.grad
+    return copied.grad
+
+
 def backward_through_to() -> torch.Tensor:
     weight = on_cpu().requires_grad_()
     (weight.to("cuda") * 2).sum().backward()
@@ -262,6 +271,11 @@ OPERATIONS = [
     Row("hessian", lambda: torch.func.hessian(lambda x: (x**3).sum())(on_device()[0])),
     Row("jacfwd", lambda: torch.func.jacfwd(torch.sin)(on_device()[0])),
     Row("jvp", lambda: torch.func.jvp(torch.sin, (on_device(),), (on_device(),))[1]),
+    Row("vjp", lambda: torch.func.vjp(torch.sin, on_device())[0]),
+    Row("vjp_function", lambda: torch.func.vjp(torch.sin, on_device())[1](on_device())[0]),
+    Row("linearize", lambda: torch.func.linearize(lambda x: x * on_device(), on_device())[0]),
+    Row("linearize_function", lambda: torch.func.linearize(linear().cuda(), on_device())[1](on_device())),
+    Row("functionalize", lambda: torch.func.functionalize(doubled)(on_device())),
     Row("scripted", lambda: torch.jit.script(doubled)(on_device())),
     Row("scripted_module", lambda: torch.jit.script(linear()).cuda()(on_device())),
     Row("traced", lambda: torch.jit.trace(doubled, on_device())(on_device())),
@@ -296,6 +310,7 @@ MODULES = [
 
 COPIES = [
     Row("deepcopy", lambda: copy.deepcopy(on_device())),
+    Row("deepcopy_grad", copied_grad),
     Row("deepcopy_module", lambda: copy.deepcopy(linear().cuda()).weight),
     Row("copy", lambda: copy.copy(on_device())),
     Row("pickle", lambda: pickle.loads(pickle.dumps(on_device()))),

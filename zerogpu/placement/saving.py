@@ -7,6 +7,7 @@ torch writes "cuda:0" and, on loading, gives back tensors that are placed again.
 from __future__ import annotations
 
 import collections
+import copy
 from typing import Any
 
 import torch
@@ -138,7 +139,8 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
         with without_us():
             made = _copied(self, memo)
         made = place(made, index_of(self))
-        made.__dict__.update(_state(self))
+        made.grad = copy.deepcopy(self.grad, memo)
+        made.__dict__.update(copy.deepcopy(_state(self), memo))
     memo[id(self)] = made
     return made
 
