@@ -40,6 +40,14 @@ def linear() -> nn.Linear:
     return module
 
 
+def called(module: Any) -> Any:
+    """A module that its first call has given its tensors."""
+    module(on_device())
+    for parameter in module.parameters():
+        nn.init.ones_(parameter)
+    return module
+
+
 def meta_linear() -> nn.Linear:
     return nn.Linear(2, 2, device="meta")
 
@@ -126,6 +134,12 @@ def tied() -> torch.Tensor:
     moved = copy.deepcopy(modules.to("cuda")).half().float()
     assert moved[1].weight is moved[0].weight
     return moved[1].weight
+
+
+def lazy_loaded() -> nn.Module:
+    module = nn.LazyLinear(2).cuda()
+    module.load_state_dict(linear().state_dict())
+    return module
 
 
 def seeded(seed: Callable[[int], Any]) -> torch.Tensor:
@@ -306,6 +320,15 @@ MODULES = [
     Row("assigned_state", assigned_state),
     Row("loaded_state", lambda: (m := linear().cuda(), m.load_state_dict(linear().state_dict()))[0].weight),
     Row("tied", tied),
+    Row("lazy", lambda: called(nn.LazyLinear(2).cuda()).weight),
+    Row("lazy_to_half", lambda: called(nn.LazyLinear(2).to("cuda", torch.float16).float()).bias),
+    Row("lazy_there_and_back", lambda: called(nn.LazyLinear(2).cuda().cpu().to("cuda")).weight),
+    Row("lazy_made_there", lambda: called(in_context(lambda: nn.LazyLinear(2))).weight),
+    Row("lazy_copied", lambda: called(copy.deepcopy(nn.LazyLinear(2).cuda())).weight),
+    Row("lazy_second", lambda: nn.LazyLinear(2).cuda(1)(on_device().cuda(1)).detach() * 0, "cuda:1"),
+    Row("lazy_loaded", lambda: lazy_loaded().weight),
+    Row("lazy_buffer", lambda: called(nn.LazyBatchNorm1d().cuda()).running_mean),
+    Row("lazy_buffer_half", lambda: called(nn.LazyBatchNorm1d().cuda().half().float()).running_var),
 ]
 
 COPIES = [

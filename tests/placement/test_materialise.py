@@ -78,6 +78,13 @@ def test_an_empty_tensor_and_a_number() -> None:
     assert number.item() == 2
 
 
+def test_a_lazy_module_comes_before_it_has_a_shape() -> None:
+    module = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d()).to("cuda")
+    bring(*module.parameters(), *module.buffers())
+    assert module(on_cpu()).is_cpu
+    assert type(module[0].weight) is nn.Parameter
+
+
 def test_progress_counts_each_storage_once() -> None:
     base = on_device()
     heard: list[tuple[int, int]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import pickle
 import weakref
 from collections.abc import Callable
 
@@ -132,6 +133,22 @@ def test_an_optimizer_trains_a_placed_module() -> None:
         for name, value in state.items()
         if name != "step"
     )
+
+
+@usefixtures("sim")
+def test_a_lazy_module_is_there_before_it_has_a_shape() -> None:
+    module = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d()).cuda()
+    tensors = [*module.parameters(), *module.buffers()]
+    assert {str(tensor.device) for tensor in tensors} == {"cuda:0"}
+    assert repr(module[0].weight) == "<UninitializedParameter>"
+    assert {str(value.device) for value in module.state_dict().values()} == {"cuda:0"}
+    assert isinstance(pickle.loads(pickle.dumps(module))[0].weight, nn.UninitializedParameter)
+    with pytest.raises(ValueError, match="Attempted to use an uninitialized parameter"):
+        module[0].weight + 1
+    before = module[0].weight
+    module(on_device()).sum().backward()
+    assert module[0].weight is before
+    assert str(before.grad.device) == "cuda:0"
 
 
 # -- refusals --------------------------------------------------------------------------------------------

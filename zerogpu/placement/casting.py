@@ -7,13 +7,33 @@ from typing import Any
 
 import torch
 
+from . import lazy
 from .gradients import wrap_hooks
 from .meaning import cuda_index, meaning
 from .operations import SPECIAL
-from .placed import index_of, is_placed, is_wrapper, place, sees_to_itself, take_off, without_us
+from .placed import (
+    UninitializedTensorMixin,
+    index_of,
+    is_placed,
+    is_wrapper,
+    place,
+    sees_to_itself,
+    take_off,
+    without_us,
+)
 from .wrappers import move
 
-__all__ = ["cast_type", "cuda", "data", "make_subclass", "new_parameter", "parse_to", "pin_memory", "to"]
+__all__ = [
+    "allowed_before_shape",
+    "cast_type",
+    "cuda",
+    "data",
+    "make_subclass",
+    "new_parameter",
+    "parse_to",
+    "pin_memory",
+    "to",
+]
 
 _Base: Any = torch._C.TensorBase
 _to, _cuda, _data, _type = _Base.to, _Base.cuda, _Base.data, _Base.type
@@ -36,12 +56,14 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
     kind: Any = type(self)
     if is_wrapper(self):
         return move(self, index, options)
+    leaves = index is not None or torch.device(device).type == "cpu"
+    if leaves and isinstance(self, UninitializedTensorMixin):
+        return lazy.move(self, index if meaning.placed else None, options)
     if not here and sees_to_itself(kind):
         return _to(self, device if index is None else meaning.traced(index), **options)
     if index is not None and not meaning.placed:
         return _to(self, torch.device("cpu"), **options)
     stays = here and index == index_of(self)
-    leaves = index is not None or torch.device(device).type == "cpu"
     with without_us():
         if leaves and not stays:
             options["copy"] = True
@@ -86,6 +108,11 @@ def _destination(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, di
 def cuda(self: Any, device: Any = None, non_blocking: bool = False, **options: Any) -> Any:
     """`torch.Tensor.cuda`."""
     return to(self, "cuda" if device is None else device, non_blocking=non_blocking, **options)
+
+
+def allowed_before_shape() -> list[Any]:
+    """What a tensor of a lazy module permits, with our methods among torch's."""
+    return [*UninitializedTensorMixin._allowed_methods, to, cuda]
 
 
 def _cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

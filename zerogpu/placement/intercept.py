@@ -14,6 +14,7 @@ from .autocasting import start_autocast
 from .generators import Generator
 from .legacy import tensor_kinds
 from .meaning import meaning
+from .placed import UninitializedTensorMixin
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -46,6 +47,7 @@ def install() -> None:
     _replace(torch.Tensor, "_make_wrapper_subclass", staticmethod(wrappers.make_wrapper_subclass))
     _replace(torch.nn.Parameter, "__new__", casting.new_parameter)
     _replace(torch.Tensor, "type", casting.cast_type)
+    _replace(UninitializedTensorMixin, "_allowed_methods", casting.allowed_before_shape())
     _replace(torch.Tensor, "pin_memory", casting.pin_memory)
     for name, kind in tensor_kinds().items():
         _replace(torch.cuda, name, kind)

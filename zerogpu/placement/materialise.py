@@ -77,9 +77,10 @@ def _switch_all(groups: Groups, send: _Copier, report: Callable[[int, int], None
     for storage, views in groups:
         there = send(storage)
         for tensor in views:
-            old = tensor.data_ptr()
-            _switch(tensor, there)
-            addresses[tensor.data_ptr()] = old
+            with without_us():  # else the tensors of lazy modules would refuse
+                old = tensor.data_ptr()
+                _switch(tensor, there)
+                addresses[tensor.data_ptr()] = old
         done += storage.nbytes()
         if done - reported >= _STEP:
             send.finish()

@@ -16,11 +16,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 __all__ = [
     "Placed",
     "PlacedTensor",
+    "PlacedUninitialized",
     "PlacedWrapper",
+    "UninitializedTensorMixin",
     "in_memory",
     "index_of",
     "is_placed",
@@ -93,6 +96,10 @@ class PlacedWrapper(Placed):
     """Of a tensor that only stands for others, which are placed like itself; `wrappers` has its answers."""
 
 
+class PlacedUninitialized(Placed):
+    """Of a tensor that gets its shape later; `lazy` has its answers."""
+
+
 class PlacedTensor(Placed):
     """Of an ordinary tensor: behaves as if on the device; `operations` has what it does."""
 
@@ -117,8 +124,12 @@ class PlacedTensor(Placed):
 @functools.cache
 def placed_class(plain: Any) -> type:
     """The class of placed tensors that are otherwise of class `plain`."""
-    mixin = PlacedWrapper if hasattr(plain, "__tensor_flatten__") else PlacedTensor
-    return type(plain.__name__, (mixin, plain), {"__module__": plain.__module__, "_plain_class": plain})
+    mixin: type = PlacedWrapper if hasattr(plain, "__tensor_flatten__") else PlacedTensor
+    names = {"__module__": plain.__module__, "_plain_class": plain}
+    if issubclass(plain, UninitializedTensorMixin):
+        mixin = PlacedUninitialized
+        names["cls_to_become"] = placed_class(plain.cls_to_become)
+    return type(plain.__name__, (mixin, plain), names)
 
 
 def plain_class(tensor: Any) -> type:

@@ -45,8 +45,8 @@ def tensor_state(tensor: Any) -> tuple[int, ...] | None:
             return None if None in states else tuple(itertools.chain(*states))  # type: ignore[arg-type]
         address = tensor.data_ptr()
         return (tensor._version, _moved.get(address, address))
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return None  # inference tensors have no version; fakes no memory
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+        return None  # inference tensors have no version, fakes no memory, those of lazy modules neither yet
 
 
 def function_state(function: types.FunctionType) -> tuple[Any, ...]:
