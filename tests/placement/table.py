@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.dlpack import from_dlpack
 
 SECOND = torch.device("cuda", 1)
 
@@ -140,6 +141,12 @@ def lazy_loaded() -> nn.Module:
     module = nn.LazyLinear(2).cuda()
     module.load_state_dict(linear().state_dict())
     return module
+
+
+def dlpack_on_second() -> torch.Tensor:
+    tensor = on_device().cuda(1)
+    with torch.cuda.device(1):
+        return torch.from_dlpack(tensor)
 
 
 def seeded(seed: Callable[[int], Any]) -> torch.Tensor:
@@ -338,6 +345,14 @@ COPIES = [
     Row("copy", lambda: copy.copy(on_device())),
     Row("pickle", lambda: pickle.loads(pickle.dumps(on_device()))),
     Row("pickle_parameter", lambda: pickle.loads(pickle.dumps(linear().cuda().weight))),
+    Row("dlpack", lambda: torch.from_dlpack(on_device())),
+    Row("dlpack_second", lambda: dlpack_on_second(), "cuda:1"),
+    Row("dlpack_capsule", lambda: from_dlpack(torch.utils.dlpack.to_dlpack(on_device()))),
+    Row("dlpack_old_capsule", lambda: from_dlpack(on_device().__dlpack__())),
+    Row("dlpack_of_cpu", lambda: torch.from_dlpack(on_cpu()), "cpu"),
+    Row("dlpack_to_device", lambda: torch.from_dlpack(on_cpu().numpy(), device="cuda")),
+    Row("dlpack_to_cpu", lambda: torch.from_dlpack(on_device(), device="cpu"), "cpu"),
+    Row("dlpack_copied", lambda: torch.from_dlpack(on_device(), copy=True)),
     Row("save_and_load", lambda: torch.load(saved(on_device()))),
     Row("save_and_load_dict", lambda: torch.load(saved(linear().cuda().state_dict()))["weight"]),
     Row("load_parameter", lambda: torch.load(saved(linear().cuda().weight))),

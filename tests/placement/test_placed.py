@@ -189,6 +189,22 @@ def test_an_array_of_a_placed_tensor_is_refused() -> None:
 
 
 @usefixtures("sim")
+def test_other_libraries_refuse_the_memory_of_a_placed_tensor() -> None:
+    with pytest.raises((RuntimeError, BufferError), match=r"[Dd]evice"):
+        np.from_dlpack(on_device())
+    shared = torch.from_dlpack(there := on_device())
+    there.zero_()
+    assert shared.sum() == 0
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    with torch.cuda.stream(streams[-1]):
+        assert torch.from_dlpack(on_device()).is_cuda
+    capsule = torch.utils.dlpack.to_dlpack(there)
+    torch.from_dlpack(capsule)
+    with pytest.raises(RuntimeError, match="consumed only once"):
+        torch.from_dlpack(capsule)
+
+
+@usefixtures("sim")
 @pytest.mark.parametrize("name", ["cuda:2", 2, torch.device("cuda", 7)])
 def test_a_device_that_is_not_there_is_refused(name: object) -> None:
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
@@ -261,6 +277,18 @@ def test_texts() -> None:
     )
     assert repr(torch.zeros(0, 2, device="cuda")) == "tensor([], device='cuda:0', size=(0, 2))"
     assert f"{torch.tensor(1.5, device='cuda'):.2f}" == "1.50"
+
+
+@pytest.mark.parametrize("kind", ["sim", "cpu"])
+def test_a_tensor_may_be_used_on_a_stream(kind: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(kind)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        on_device().record_stream(stream)
+        (on_device() * 2).record_stream(torch.cuda.current_stream())
+    if kind == "sim":
+        with pytest.raises(NotImplementedError, match=r"aten::record_stream.*CPU"):
+            on_cpu().record_stream(stream)
 
 
 class Adding(nn.Module):

@@ -32,6 +32,7 @@ __all__ = [
     "new_parameter",
     "parse_to",
     "pin_memory",
+    "record_stream",
     "to",
 ]
 
@@ -149,6 +150,15 @@ def pin_memory(self: Any, *_: Any, **__: Any) -> Any:
     if is_placed(self):
         raise RuntimeError(f"cannot pin '{cast_type(self)}' only dense CPU tensors can be pinned")
     return self
+
+
+def record_stream(self: Any, stream: Any) -> None:
+    """`torch.Tensor.record_stream`: no stream here uses memory after the call that gave it work."""
+    if meaning.placed and not is_placed(self):
+        raise NotImplementedError(
+            "Could not run 'aten::record_stream' with arguments from the 'CPU' backend: only memory of a "
+            "device is used by streams."
+        )
 
 
 def _type_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

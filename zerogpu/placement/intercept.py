@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.amp.autocast_mode import autocast
 from torch.utils._device import DeviceContext
 
-from . import casting, factories, gradients, saving, transforms, wrappers
+from . import casting, dlpack, factories, gradients, saving, transforms, wrappers
 from .autocasting import start_autocast
 from .generators import Generator
 from .legacy import tensor_kinds
@@ -49,6 +49,7 @@ def install() -> None:
     _replace(torch.Tensor, "type", casting.cast_type)
     _replace(UninitializedTensorMixin, "_allowed_methods", casting.allowed_before_shape())
     _replace(torch.Tensor, "pin_memory", casting.pin_memory)
+    _replace(torch.Tensor, "record_stream", casting.record_stream)
     for name, kind in tensor_kinds().items():
         _replace(torch.cuda, name, kind)
     _replace(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
@@ -56,7 +57,11 @@ def install() -> None:
     _replace(DeviceContext, "__torch_function__", factories.in_device_context)
     _replace(FakeTensorConverter, "from_real_tensor", factories.fake_of_real)
     if meaning.placed:
-        for owner, name, value in (*transforms.replacements(), *gradients.replacements()):
+        for owner, name, value in (
+            *transforms.replacements(),
+            *gradients.replacements(),
+            *dlpack.replacements(),
+        ):
             _replace(owner, name, value)
     _replace(torch, "Generator", Generator)
     _replace(autocast, "__init__", start_autocast)
