@@ -57,6 +57,14 @@ def test_a_change_is_noticed_once_and_named(how: str) -> None:
     assert watch._look() is None
 
 
+def test_a_lazy_module_changes_when_it_gets_its_shape() -> None:
+    module = torch.nn.LazyLinear(2)
+    watch = WeightWatch(Snapshot())
+    assert watch._look() is None
+    module(torch.ones(3, 2))
+    assert watch._look() is not None
+
+
 def test_using_a_module_is_no_change() -> None:
     net = Net().eval()
     watch = WeightWatch(Snapshot())
