@@ -6,12 +6,15 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from zerogpu import config
 from zerogpu.runtime import runtime
+
+from .shared import shared_folder
 
 collect_ignore = ["sample_project"]  # a project of its own, run by integrations/test_pytest_plugin.py
 
@@ -76,6 +79,12 @@ def _runtime_restored() -> Iterator[None]:
     runtime.shutdown()
     runtime._stopped = False
     _assert_gone(before)
+
+
+@pytest.fixture(scope="session")
+def graph_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of compiled graphs for the whole run, as a new one begins with compiling torch's headers."""
+    return shared_folder(tmp_path_factory) / "graph_cache"
 
 
 @pytest.fixture(autouse=True, scope="module")

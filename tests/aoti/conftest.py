@@ -15,12 +15,11 @@ from zerogpu.aoti import CompiledGraph, aoti_compile
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def cache_dir(graph_cache: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("aoti-cache")
-        patch.setenv("ZEROGPU_CACHE_DIR", str(folder))
+        patch.setenv("ZEROGPU_CACHE_DIR", str(graph_cache))
         patch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-        yield folder
+        yield graph_cache
 
 
 @pytest.fixture(scope="session")

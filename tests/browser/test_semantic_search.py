@@ -22,8 +22,6 @@ try:
 except ImportError:
     sync_playwright = None
 
-from ..shared import shared_folder
-
 ROOT = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"
 OPTIONS = [
@@ -79,7 +77,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, graph_cache: Path) -> Iterator[Server]:
     if MISSING:
         pytest.fail(f"REQUIRE_BROWSER_TESTS=1, but {MISSING}")
     folder = tmp_path_factory.mktemp("semantic_search")
@@ -94,7 +92,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(folder),
-        "ZEROGPU_CACHE_DIR": str(shared_folder(tmp_path_factory) / "demo_graphs"),
+        "ZEROGPU_CACHE_DIR": str(graph_cache),
     }
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "demos" / "semantic_search" / "app.py")],

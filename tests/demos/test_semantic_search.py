@@ -16,17 +16,15 @@ import torch
 
 import zerogpu
 
-from ..shared import shared_folder
-
 APP = Path(__file__).parents[2] / "demos" / "semantic_search" / "app.py"
 # The first test pays for compiling the encoder; the session's tests share the graph.
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+def app(graph_cache: Path) -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZEROGPU_CACHE_DIR", str(shared_folder(tmp_path_factory) / "demo_graphs"))
+        patch.setenv("ZEROGPU_CACHE_DIR", str(graph_cache))
         patch.setenv("HF_HUB_OFFLINE", "1")
         spec = importlib.util.spec_from_file_location("semantic_search_app", APP)
         assert spec is not None

@@ -14,11 +14,6 @@ from .checks import CHECKS, Check
 from .runner import missing, run
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def _cases() -> list[object]:
     return [
         pytest.param(check, kind, id=f"{check.name}-{kind}", marks=_marks(check, kind))
@@ -39,8 +34,8 @@ def _marks(check: Check, kind: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize(("check", "kind"), _cases())
-def test_on_a_device(check: Check, kind: str, cache: Path) -> None:
-    outcome = run(check, kind, cache)
+def test_on_a_device(check: Check, kind: str, graph_cache: Path) -> None:
+    outcome = run(check, kind, graph_cache)
     print("\n".join(outcome.notes))
     if outcome.verdict == "skipped":
         pytest.skip(outcome.reason)

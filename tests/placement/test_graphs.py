@@ -18,12 +18,11 @@ SIZE = 16
 
 
 @pytest.fixture(scope="module", autouse=True)
-def graph_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def _cached(graph_cache: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("graphs-cache")
-        patch.setenv("ZEROGPU_CACHE_DIR", str(folder))
+        patch.setenv("ZEROGPU_CACHE_DIR", str(graph_cache))
         patch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-        yield folder
+        yield
 
 
 class Small(nn.Module):
