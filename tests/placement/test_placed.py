@@ -6,19 +6,23 @@ import copy
 import gc
 import inspect
 import pickle
+import sys
+import types
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from zerogpu.placement import factories, intercept
+from zerogpu.placement import activation, factories, intercept
 from zerogpu.placement.generators import PlacedGenerator
 from zerogpu.placement.meaning import meaning
 from zerogpu.placement.placed import is_placed, place, take_off
 
+from .conftest import activated
 from .table import linear, on_cpu, on_device, saved
 
 usefixtures = pytest.mark.usefixtures
@@ -236,6 +240,43 @@ def test_only_cpu_tensors_are_pinned() -> None:
 def test_a_function_that_was_imported_early_places_too() -> None:
     ones = factories.constructors()[torch, "ones"].__wrapped__
     assert str(ones(2, device="cuda:1").device) == "cuda:1"
+
+
+@pytest.mark.parametrize("kind", ["sim", "cpu"])
+def test_a_name_that_was_imported_before_names_devices_too(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library: Any = types.ModuleType("a_library")
+    taken = {"tensor": torch.tensor, "Generator": torch.Generator, "FloatTensor": torch.cuda.FloatTensor}
+    vars(library).update(taken, other=torch.stack)
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    activated(device=kind)
+    expected = "cuda" if kind == "sim" else "cpu"
+    assert library.tensor([1.0], device="cuda").device.type == expected
+    assert library.tensor([1.0], device=0).device.type == expected
+    assert library.Generator("cuda").device.type == expected
+    assert library.FloatTensor([1.0]).device.type == expected
+    library.Generator = None
+    activation.deactivate()
+    assert library.Generator is None, "an app's own assignment stays"
+    assert (library.tensor, library.FloatTensor) == (taken["tensor"], taken["FloatTensor"])
+    assert library.other is torch.stack
+
+
+@usefixtures("sim")
+def test_a_name_that_was_taken_meanwhile_is_torchs_own_afterwards() -> None:
+    tensor, empty, generator, kind = torch.tensor, torch.empty, torch.Generator, torch.cuda.FloatTensor
+    assert is_placed(tensor([1.0], device="cuda"))
+    activation.deactivate()
+    for make in (
+        lambda: tensor([1.0], device="cuda"),
+        lambda: empty(1, device=0),
+        lambda: generator("cuda"),
+        lambda: kind([1.0]),
+    ):
+        with pytest.raises((RuntimeError, AssertionError), match=r"(?i)cuda|accelerator"):
+            make()
+    assert not isinstance(torch.ones(1), kind)
 
 
 @usefixtures("sim")

@@ -24,6 +24,7 @@ import torch
 
 from ..errors import CUDAInMainError
 from . import cuda_accelerator, cuda_entries, cuda_memory, cuda_queries, cuda_random, cuda_streams
+from .copied_names import Change, put_back, replace_copies
 from .cuda_state import NOTED, TABLE, state
 from .devices import Choice, DeviceInfo, Kind, select
 from .notes import note_once
@@ -47,8 +48,9 @@ _CONSTANT = frozenset(
 """What torch.export and torch.compile may take as it is while they trace, as they do with torch's own."""
 
 _lock = threading.Lock()
-_changed: list[tuple[dict[str, Any], str, Any]] = []
-"""The namespace, the name and what stood there, in the order of the changes."""
+_changed: list[Change] = []
+_generators: list[Any] = []
+"""What `torch.cuda.default_generators` was before `install`."""
 
 
 def install(
@@ -77,8 +79,9 @@ def install(
             original = _find(name)
             if original is not None and id(original) not in originals:
                 originals[id(original)] = (original, _stand_in(name, original, answer))
-        _replace_everywhere(originals)
-        _put(vars(torch.cuda), "default_generators", state.generators)
+        _changed.extend(replace_copies(originals.values()))
+        _generators.append(torch.cuda.default_generators)
+        vars(torch.cuda)["default_generators"] = state.generators
 
 
 def uninstall() -> None:
@@ -119,9 +122,9 @@ def enter_worker(device: DeviceInfo) -> None:
 
 
 def _undo() -> None:
-    while _changed:
-        namespace, name, original = _changed.pop()
-        namespace[name] = original
+    put_back(_changed)
+    while _generators:
+        vars(torch.cuda)["default_generators"] = _generators.pop()
     state.clear()
 
 
@@ -182,21 +185,3 @@ def _stand_in(name: str, original: Any, answer: Any) -> Any:
     if name in _CONSTANT:
         call._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return call
-
-
-def _replace_everywhere(originals: dict[int, tuple[Any, Any]]) -> None:
-    """Replace in all modules: ``from torch.cuda import synchronize`` has copied the function."""
-    own = {part.__name__ for part in PARTS}
-    for module in list(sys.modules.values()):
-        namespace = getattr(module, "__dict__", None)
-        if not isinstance(namespace, dict) or namespace.get("__name__") in own:
-            continue
-        for name, value in list(namespace.items()):
-            found = originals.get(id(value))
-            if found is not None and found[0] is value:
-                _put(namespace, name, found[1])
-
-
-def _put(namespace: dict[str, Any], name: str, value: Any) -> None:
-    _changed.append((namespace, name, namespace[name]))
-    namespace[name] = value

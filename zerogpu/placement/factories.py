@@ -51,6 +51,8 @@ def accepting(original: Any) -> Any:
             device = args[0].device  # a copy stays where it was
         if device is None and "pin_memory" not in kwargs and kwargs.get("generator") is None:
             return original(*args, **kwargs)
+        if not meaning.accepted:
+            return original(*args, **kwargs)
         kwargs.pop("pin_memory", None)  # memory is pinned where the device is
         index = cuda_index(device)
         if meaning.placed and not torch._C._len_torch_function_stack():  # which may still name a device

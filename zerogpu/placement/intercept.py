@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils._device import DeviceContext
 
 from . import casting, dlpack, factories, gradients, saving, transforms, wrappers
 from .autocasting import start_autocast
+from .copied_names import Change, put_back, replace_copies
 from .generators import Generator
 from .legacy import tensor_kinds
 from .meaning import meaning
@@ -20,7 +22,11 @@ __all__ = ["install", "installed", "uninstall"]
 
 _MISSING = object()
 _before: list[tuple[Any, str, Any]] = []
+_copied: list[Change] = []
 _library: Any = None
+_PUBLIC = (torch, torch.cuda, torch.fft, torch.func, torch.nested)
+"""Where apps and libraries take names from."""
+
 _PACKAGE_PRIORITY = 5
 """torch asks in this order where a storage is; its own answers begin at 10."""
 
@@ -73,11 +79,15 @@ def install() -> None:
         saving.load_location,
     )
     _library = factories.register()
+    _copied.extend(replace_copies(_names_to_take(), but=("torch._C",)))
+    meaning.accepted = True
 
 
 def uninstall() -> None:
     """Put everything back: from here on, "cuda" is CUDA and an operation costs what it costs without us."""
     global _library
+    meaning.accepted = False
+    put_back(_copied)
     while _before:
         owner, name, value = _before.pop()
         if value is _MISSING:
@@ -95,6 +105,13 @@ def _replace(owner: Any, name: str, value: Any) -> None:
     own = vars(owner).get(name, _MISSING) if isinstance(owner, type) else getattr(owner, name, _MISSING)
     _before.append((owner, name, own))
     setattr(owner, name, value)
+
+
+def _names_to_take() -> Iterator[tuple[Any, Any]]:
+    """What was replaced and may have been imported by name before, each with what stands there now."""
+    for owner, name, own in _before:
+        if any(owner is public for public in _PUBLIC) and own is not _MISSING:
+            yield own, getattr(owner, name)
 
 
 def _tell_jit(owner: Any, name: str, wrapper: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .casting import to
+from .meaning import meaning
 from .placed import is_placed
 
 __all__ = ["tensor_kinds"]
@@ -24,6 +25,8 @@ class _Kind(type):
         return to(cls._on_cpu(*args), kwargs.get("device", "cuda"))
 
     def __instancecheck__(cls, instance: object) -> bool:
+        if not meaning.accepted:
+            return isinstance(instance, getattr(torch.cuda, cls.__name__))
         return is_placed(instance) and getattr(instance, "dtype", None) is cls._dtype
 
 

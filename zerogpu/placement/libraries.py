@@ -63,7 +63,7 @@ def _no_offload(original: Any) -> Any:
 
 def _named(device: Any) -> Any:
     """A device of a device map as text: a torch without CUDA cannot read numbers."""
-    if isinstance(device, int) and not isinstance(device, bool):
+    if meaning.accepted and isinstance(device, int) and not isinstance(device, bool):
         return f"cuda:{cuda_index(device)}" if meaning.placed else "cpu"
     return device
 

@@ -23,6 +23,8 @@ class Meaning:
         note: called when "cuda" is named and means the CPU.
         failure: why no meaning could be settled; raised where one is needed.
         used: whether a device was named, so that it is too late to choose another.
+        accepted: whether "cuda" is intercepted: not in a CUDA worker, where an app still has the names that
+            it took from torch while it was.
     """
 
     placed: bool = False
@@ -32,6 +34,7 @@ class Meaning:
     note: Callable[[], object] = lambda: None
     failure: Exception | None = None
     used: bool = False
+    accepted: bool = False
 
     def traced(self, index: int) -> torch.device:
         """Where a tensor on device `index` is in a program that is traced with fake tensors."""
@@ -42,7 +45,7 @@ meaning = Meaning()
 
 
 def cuda_index(device: Any) -> int | None:
-    """The index of the CUDA device that `device` names; None when it names none.
+    """The index of the CUDA device that `device` names; None when it names none, or "cuda" is CUDA itself.
 
     Args:
         device: what torch takes: an index, a string, a `torch.device`, or None.
@@ -62,6 +65,8 @@ def cuda_index(device: Any) -> int | None:
             return None
         index = device.index
     else:
+        return None
+    if not meaning.accepted:
         return None
     meaning.used = True
     if meaning.failure is not None:
