@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -53,6 +55,34 @@ def test_parameters_stay_parameters_of_their_module() -> None:
     assert not any(map(is_placed, module.state_dict().values()))
     module(on_cpu()).sum().backward()
     assert weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.Tensor.to_sparse,
+        torch.Tensor.to_sparse_csr,
+        lambda tensor: nn.Parameter(tensor.to_sparse()),
+        lambda tensor: torch.nested.nested_tensor([tensor, tensor[:1]]),
+        lambda tensor: torch.quantize_per_tensor(tensor, 0.5, 0, torch.qint8),
+    ],
+    ids=["coo", "csr", "parameter", "nested", "quantised"],
+)
+def test_what_does_not_only_view_a_storage_goes_too(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor, expected = make(on_device()), make(on_cpu())
+    beside = on_device()
+    bring(tensor, beside)
+    assert not is_placed(tensor)
+    assert not is_placed(beside)
+    assert type(tensor) is type(expected)
+    assert (tensor.layout, str(tensor.cpu())) == (expected.layout, str(expected))
+
+
+def test_a_jagged_tensor_goes_with_its_values_and_offsets() -> None:
+    tensor = torch.nested.nested_tensor([on_device(), on_device()[:1]], layout=torch.jagged)
+    bring(tensor)
+    assert not any(map(is_placed, (tensor, tensor.values(), tensor.offsets())))
+    assert torch.equal(tensor.unbind()[1], on_cpu()[:1])
 
 
 def test_the_version_stays() -> None:

@@ -2,11 +2,13 @@
 
 Each storage is copied once, however many tensors view it, and the copies are large, asynchronous and
 from pinned memory: straight from the arena where the driver can pin it, else through two buffers that take
-turns. Tensors that only stand for others follow when those are there.
+turns. Sparse, nested and quantised tensors, which are few, go one by one. Tensors that only stand for others
+follow when those are there.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from . import mapping
 from .arena import Arenas
 from .pinning import Pinned
-from .placed import is_wrapper, parts_of, take_off, without_us
+from .placed import is_view, is_wrapper, parts_of, take_off, without_us
 from .wrappers import swap_in
 
 __all__ = ["materialise"]
@@ -53,7 +55,11 @@ def materialise(
         RuntimeError: torch's own, such as out of memory.
     """
     found = {id(part): part for tensor in tensors for part in _with_parts(tensor)}.values()
-    groups = _by_storage(tensor for tensor in found if not is_wrapper(tensor))
+    views: list[Any] = []
+    others: list[Any] = []
+    for tensor in itertools.filterfalse(is_wrapper, found):
+        (views if is_view(tensor) and not tensor.is_quantized else others).append(tensor)
+    groups = _by_storage(views)
     extents = arenas.extents(storage.data_ptr() for storage, _ in groups) if arenas is not None else []
     if extents and runtime is None:
         cudart: Any = torch.cuda.cudart
@@ -62,6 +68,8 @@ def materialise(
         send = _Copier(device, pinned)
         try:
             addresses = _switch_all(groups, send, report)
+            for tensor in others:
+                _switch_whole(tensor, device)
             for wrapper in filter(is_wrapper, found):
                 swap_in(take_off(wrapper))
             return addresses
@@ -114,6 +122,13 @@ def _switch(tensor: Any, storage: Any) -> None:
         moved = torch.empty(0, dtype=tensor.dtype, device=storage.device)
         moved.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
         tensor.data = moved
+
+
+def _switch_whole(tensor: Any, device: torch.device) -> None:
+    """Bring a sparse, nested or quantised tensor there by itself: none of these only views a storage."""
+    take_off(tensor)
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        tensor.data = tensor.detach().to(device)
 
 
 class _Copier:

@@ -27,6 +27,7 @@ __all__ = [
     "in_memory",
     "index_of",
     "is_placed",
+    "is_view",
     "is_wrapper",
     "no_numpy",
     "parts_of",
@@ -180,6 +181,12 @@ def take_off(tensor: Any) -> Any:
 def is_wrapper(tensor: Any) -> bool:
     """Whether a tensor only stands for others, as torchao's do."""
     return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def is_view(tensor: Any) -> bool:
+    """Whether a tensor only views a storage; sparse and nested tensors are made of several."""
+    with without_us():
+        return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def parts_of(wrapper: Any) -> list[Any]:
