@@ -10,7 +10,10 @@ import torch
 
 from zerogpu.placement.placed import is_placed
 
-from .table import ROWS, Row
+from . import layouts, table
+from .table import Row
+
+ROWS = [*table.ROWS, *layouts.ROWS]
 
 rows = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 

@@ -20,19 +20,32 @@ from torch.utils._device import _device_constructors
 from .casting import to
 from .meaning import cuda_index, meaning
 from .operations import check_generator
-from .placed import is_placed, is_wrapper, place, showing_memory, without_us
+from .placed import index_of, is_placed, is_wrapper, place, showing_memory, without_us
 from .wrappers import rebuilt
 
 __all__ = ["constructors", "fake_of_real", "in_device_context", "methods", "register"]
 
-_SHARING = frozenset({"as_tensor", "asarray"})
-"""Constructors that may return the memory they were given: on a device, they copy."""
+_SHARING = frozenset(
+    {"as_tensor", "asarray", "sparse_coo_tensor"}
+    | {f"sparse_{kind}_tensor" for kind in ("compressed", "csr", "csc", "bsr", "bsc")}
+)
+"""Constructors that may return the memory they were given: what goes to another device is copied."""
 
 _OTHERS = (
     *("empty_like", "full_like", "normal", "ones_like"),
     *("rand_like", "randint_like", "randn_like", "zeros_like"),
+    *("_empty_affine_quantized", "_empty_per_channel_affine_quantized"),
 )
 """Functions that take a device and are not on torch's list."""
+_DATA: dict[str, tuple[int, str]] = {
+    "tensor": (0, "data"),
+    "nested_tensor": (0, "tensor_list"),
+    "sparse_coo_tensor": (1, "values"),
+    **{f"sparse_{kind}_tensor": (2, "values") for kind in ("compressed", "csr", "csc", "bsr", "bsc")},
+}
+"""Constructors that follow a tensor that they are given, unless they are told where to: its place and name.
+torch asks those tensors themselves only in constructors that may return them."""
+
 _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 
 _FAKE = _TorchDispatchModeKey.FAKE
@@ -47,8 +60,9 @@ def accepting(original: Any) -> Any:
     @functools.wraps(original)
     def construct(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is None and name == "tensor" and args and is_placed(args[0]):
-            device = args[0].device  # a copy stays where it was
+        data: Any = None if position is None else _data(position, args, kwargs)
+        if device is None and is_placed(data):
+            device = data.device
         if device is None and "pin_memory" not in kwargs and kwargs.get("generator") is None:
             return original(*args, **kwargs)
         if not meaning.accepted:
@@ -59,7 +73,10 @@ def accepting(original: Any) -> Any:
             check_generator(kwargs.get("generator"), index is not None)
         if index is None:
             made = original(*args, **kwargs)
-            return to(made, device) if device is not None and is_placed(made) else made
+            if device is not None and is_placed(made):
+                return to(made, device)
+            elsewhere = kwargs.get("device") is not None and is_placed(data)
+            return made.clone() if shares and elsewhere else made
         if torch._C._get_dispatch_mode(_FAKE) is not None:
             return original(*args, **{**kwargs, "device": meaning.traced(index)})
         kwargs["device"] = torch.device("cpu")
@@ -67,10 +84,22 @@ def accepting(original: Any) -> Any:
             made = original(*args, **kwargs)
         if not meaning.placed or is_placed(made):
             return made
-        return to(made, torch.device("cuda", index)) if name in _SHARING else place(made, index)
+        copies = shares and not (is_placed(data) and index_of(data) == index)
+        return to(made, torch.device("cuda", index)) if copies else place(made, index)
 
     name = getattr(original, "__name__", "")
+    position = _DATA.get(name)
+    shares = name in _SHARING
     return construct
+
+
+def _data(position: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensor that a constructor follows: the one at its `position`, or the first of a list there."""
+    place_in, name = position
+    data = args[place_in] if len(args) > place_in else kwargs.get(name)
+    if name == "tensor_list" and isinstance(data, (list, tuple)) and data:
+        data = data[0]
+    return data
 
 
 @functools.cache
@@ -85,6 +114,8 @@ def constructors() -> dict[tuple[Any, str], Any]:
                 found[owner, name] = accepting(value)
     for name in _OTHERS:
         found[torch, name] = accepting(getattr(torch, name))
+    nested: Any = torch._C._nested  # type: ignore[attr-defined]
+    found[nested, "nested_tensor"] = accepting(nested.nested_tensor)
     return found
 
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.amp.autocast_mode import autocast
 from torch.utils._device import DeviceContext
 
-from . import casting, dlpack, factories, gradients, saving, transforms, wrappers
+from . import casting, dlpack, factories, gradients, nested, saving, transforms, wrappers
 from .autocasting import start_autocast
 from .copied_names import Change, put_back, replace_copies
 from .generators import Generator
@@ -69,6 +69,8 @@ def install() -> None:
             *dlpack.replacements(),
         ):
             _replace(owner, name, value)
+    for owner, name, value in nested.replacements(meaning.placed):
+        _replace(owner, name, value)
     _replace(torch, "Generator", Generator)
     _replace(autocast, "__init__", start_autocast)
     for name in ("device", "__new__", "cuda", "cpu", "to"):

@@ -36,6 +36,7 @@ _MIXING = frozenset(
     | {"set_", "new_tensor", "pack_padded_sequence", "tensor_split", "ctc_loss", "result_type", "can_cast"}
     | {"view_as", "expand_as", "reshape_as", "is_same_size", "is_set_to", "swap_tensors"}
     | {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+    | {"_nested_view_from_jagged", "_nested_view_from_buffer", "_nested_from_padded"}
     | {"_has_compatible_shallow_copy_type", "multi_head_attention_forward", "backward", "grad"}
 )
 """Functions that take tensors of several devices, or whose parts see to it themselves."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .meaning import cuda_index, meaning
-from .placed import PlacedTensor, index_of, place, plain_class, plain_view, without_us
+from .placed import PlacedTensor, index_of, is_view, place, plain_class, plain_view, without_us
 
 __all__ = ["Storage", "load_location", "save_location"]
 
@@ -21,6 +21,7 @@ _Storage: Any = torch.UntypedStorage
 _StorageBase: Any = torch._C.StorageBase
 _device = _StorageBase.device
 _untyped_storage = torch._C.TensorBase.untyped_storage
+_as_subclass_of: Any = torch._C.TensorBase.as_subclass
 _deepcopy_plain: Any = torch.Tensor.__deepcopy__
 
 
@@ -96,7 +97,8 @@ def _show_storage(self: Any) -> Any:
 
 def _alias(tensor: Any) -> Any:
     """An ordinary tensor over the same, marked, memory."""
-    _show_storage(tensor)
+    if is_view(tensor):
+        _show_storage(tensor)
     alias = plain_view(tensor)
     return alias.requires_grad_() if tensor.requires_grad else alias
 
@@ -115,11 +117,20 @@ def _reduce(self: Any, protocol: Any) -> Any:
             return torch._utils._rebuild_parameter, rebuild
         if plain is torch.nn.Parameter:
             return torch._utils._rebuild_parameter_with_state, (*rebuild, _state(self))
-    alias = _alias(self)
+    alias = _alias(self) if is_view(self) else self  # which is saved as its parts
     function, arguments = alias._reduce_ex_internal(protocol)
     if plain is torch.Tensor and not _state(self):
         return function, arguments
     return torch._tensor._rebuild_from_type_v2, (function, plain, arguments, _state(self))
+
+
+def _as_subclass(self: Any, kind: Any) -> Any:
+    """`Tensor.as_subclass`, with which torch.load gives what it loaded the class that was saved."""
+    if plain_class(self) is kind:
+        return self
+    with without_us():
+        made = _as_subclass_of(self, kind)
+    return place(made, index_of(self))
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
@@ -153,4 +164,5 @@ def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
 
 PlacedTensor.untyped_storage = _show_storage  # type: ignore[attr-defined]
 PlacedTensor.__reduce_ex__ = _reduce  # type: ignore[method-assign]
+PlacedTensor.as_subclass = _as_subclass  # type: ignore[attr-defined]
 PlacedTensor.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]

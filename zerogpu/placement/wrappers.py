@@ -36,6 +36,8 @@ __all__ = ["allow_swaps", "make_wrapper_subclass", "move", "rebuilt", "swap_in"]
 _make_wrapper_subclass: Any = torch._C.TensorBase._make_wrapper_subclass
 _as_subclass_of: Any = torch.Tensor.as_subclass
 _FAKE = _TorchDispatchModeKey.FAKE
+_DEVICE = 6
+"""Where the device stands after the class in `_make_wrapper_subclass`, if it is not named."""
 
 
 def rebuilt(wrapper: Any, convert: Callable[[Any], Any]) -> Any:
@@ -71,10 +73,14 @@ def make_wrapper_subclass(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
     The result's class is that of a placed wrapper already, as its constructor goes on to fill it in.
     """
-    index = cuda_index(kwargs.get("device"))
+    index = cuda_index(args[_DEVICE] if len(args) > _DEVICE else kwargs.get("device"))
     if index is not None:
         fake = torch._C._get_dispatch_mode(_FAKE) is not None
-        kwargs["device"] = meaning.traced(index) if fake else torch.device("cpu")
+        device = meaning.traced(index) if fake else torch.device("cpu")
+        if len(args) > _DEVICE:
+            args = (*args[:_DEVICE], device, *args[_DEVICE + 1 :])
+        else:
+            kwargs["device"] = device
     made = _make_wrapper_subclass(getattr(cls, "_plain_class", cls), *args, **kwargs)
     if issubclass(cls, Placed) or (index is not None and meaning.placed and not fake):
         made.__class__ = placed_class(plain_class(made))
@@ -159,12 +165,25 @@ def _as_subclass(self: Any, kind: Any) -> Any:
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
-    kind = plain_class(self)
+    kind: Any = plain_class(self)
+    if kind.__reduce_ex__ is not torch.Tensor.__reduce_ex__:
+        return _reduce_as(kind, self, protocol)
     form = (self.dtype, tuple(self.size()), self.stride(), self.storage_offset(), self.layout)
     made = (kind, *form, self.device, self.requires_grad)
     state = {name: value for name, value in self.__dict__.items() if name != "_placed_on"}
     rebuild = torch._utils._rebuild_wrapper_subclass
     return torch._tensor._rebuild_from_type_v2, (rebuild, kind, made, state)
+
+
+def _reduce_as(kind: Any, wrapper: Any, protocol: Any) -> Any:
+    """The answer of the plain class, for that class."""
+    rebuild, arguments = kind.__reduce_ex__(wrapper, protocol)
+    if rebuild is torch._tensor._rebuild_from_type_v2:
+        function, _, values, state = arguments
+        if isinstance(state, dict):
+            state = {name: value for name, value in state.items() if name != "_placed_on"}
+        arguments = (function, kind, values, state)
+    return rebuild, arguments
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
