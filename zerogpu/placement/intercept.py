@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import itertools
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.amp.autocast_mode import autocast
 from torch.utils._device import DeviceContext
 
-from . import casting, dlpack, factories, gradients, nested, saving, transforms, wrappers
+from . import casting, dlpack, factories, gradients, nested, saving, scripting, transforms, wrappers
 from .autocasting import start_autocast
 from .copied_names import Change, put_back, replace_copies
 from .generators import Generator
@@ -24,7 +25,7 @@ _MISSING = object()
 _before: list[tuple[Any, str, Any]] = []
 _copied: list[Change] = []
 _library: Any = None
-_PUBLIC = (torch, torch.cuda, torch.fft, torch.func, torch.nested)
+_PUBLIC = (torch, torch.cuda, torch.fft, torch.func, torch.jit, torch.nested)
 """Where apps and libraries take names from."""
 
 _PACKAGE_PRIORITY = 5
@@ -63,13 +64,13 @@ def install() -> None:
     _replace(DeviceContext, "__torch_function__", factories.in_device_context)
     _replace(FakeTensorConverter, "from_real_tensor", factories.fake_of_real)
     if meaning.placed:
-        for owner, name, value in (
-            *transforms.replacements(),
-            *gradients.replacements(),
-            *dlpack.replacements(),
+        for owner, name, value in itertools.chain(
+            transforms.replacements(), gradients.replacements(), dlpack.replacements()
         ):
             _replace(owner, name, value)
-    for owner, name, value in nested.replacements(meaning.placed):
+    for owner, name, value in itertools.chain(
+        nested.replacements(meaning.placed), scripting.replacements(meaning.placed)
+    ):
         _replace(owner, name, value)
     _replace(torch, "Generator", Generator)
     _replace(autocast, "__init__", start_autocast)
