@@ -9,7 +9,8 @@ import pickle
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import pytest
 import torch
 from torch import nn
 
-from zerogpu.placement import activation, factories, intercept
+from zerogpu.placement import activation, factories, intercept, legacy
 from zerogpu.placement.generators import PlacedGenerator
 from zerogpu.placement.meaning import meaning
 from zerogpu.placement.placed import is_placed, place, take_off
+from zerogpu.process.codec import decode, encode
 
 from .conftest import activated
 from .table import linear, on_cpu, on_device, saved
@@ -303,6 +305,61 @@ def test_old_tensor_classes() -> None:
     assert not isinstance(on_device(), torch.cuda.HalfTensor)
     assert on_device().type() == "torch.cuda.FloatTensor"
     assert on_cpu().type() == "torch.FloatTensor"
+
+
+@pytest.fixture
+def default_type() -> Iterator[None]:
+    torch.set_default_tensor_type(torch.cuda.DoubleTensor)
+    yield
+    torch.set_default_tensor_type(torch.FloatTensor)
+
+
+@usefixtures("sim", "default_type")
+def test_a_default_of_the_old_kind_holds_in_all_threads() -> None:
+    def made() -> list[torch.Tensor]:
+        bare = [torch.zeros(2), torch.tensor([1.0]), torch.as_tensor(np.ones(2)), nn.Linear(2, 2).weight]
+        return [*bare, torch.empty(1), torch.arange(2.0)]
+
+    with ThreadPoolExecutor(1) as executor:
+        for tensor in [*made(), *executor.submit(made).result()]:
+            assert (str(tensor.device), tensor.dtype) == ("cuda:0", torch.float64)
+    on_cpu = torch.ones(2, device="cpu")
+    with torch.device("cpu"):
+        assert not is_placed(torch.ones(2))
+    assert not any(map(is_placed, (on_cpu, torch.zeros_like(on_cpu), torch.as_tensor(on_cpu))))
+    assert pickle.loads(pickle.dumps(on_cpu)).device.type == "cpu"
+    assert on_cpu.type("torch.HalfTensor").dtype == torch.half
+    torch.set_default_tensor_type("torch.FloatTensor")
+    assert str(torch.zeros(2)) == "tensor([0., 0.])"
+    with pytest.raises(TypeError, match="floating-point"):
+        torch.set_default_tensor_type(torch.cuda.LongTensor)
+
+
+@usefixtures("sim", "default_type")
+def test_a_worker_on_a_device_has_the_same_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(legacy, "_set_default", made.append)
+    intercept.uninstall()
+    legacy.bring_default()
+    assert made == [torch.cuda.DoubleTensor]
+    monkeypatch.undo()
+
+
+@usefixtures("cpu", "default_type")
+def test_without_devices_a_default_of_the_old_kind_is_its_dtype() -> None:
+    tensor = torch.zeros(2)
+    assert (type(tensor), tensor.device.type, tensor.dtype) == (torch.Tensor, "cpu", torch.float64)
+
+
+@usefixtures("sim")
+def test_tensors_cross_whatever_the_default_is() -> None:
+    torch.set_default_device("cuda")
+    try:
+        tensor = decode(encode(torch.ones(2, device="cpu"), None, "the tensor"))
+        assert str(tensor.device) == "cpu"
+        assert str(on_device().untyped_storage().cpu().device) == "cpu"
+    finally:
+        torch.set_default_device(None)
 
 
 @usefixtures("sim")

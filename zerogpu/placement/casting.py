@@ -142,7 +142,7 @@ def cast_type(self: Any, dtype: Any = None, non_blocking: bool = False, **kwargs
 
 
 def _dtype_of(kind: Any) -> torch.dtype:
-    return _type(torch.empty(0), kind).dtype  # type: ignore[no-any-return]
+    return _type(torch.empty(0, device="cpu"), kind).dtype  # type: ignore[no-any-return]
 
 
 def pin_memory(self: Any, *_: Any, **__: Any) -> Any:

@@ -36,5 +36,5 @@ class OnDevice(Crossing):
         return self._index if tensor.is_cuda else None
 
     def land_storage(self, storage: Any, index: int) -> Any:
-        source = torch.empty(0, dtype=torch.uint8).set_(storage)
+        source = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
         return source.to("cuda").untyped_storage()

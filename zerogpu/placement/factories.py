@@ -63,6 +63,8 @@ def accepting(original: Any) -> Any:
         data: Any = None if position is None else _data(position, args, kwargs)
         if device is None and is_placed(data):
             device = data.device
+        elif device is None and meaning.default is not None:
+            device = _default_for(original, args)
         if device is None and "pin_memory" not in kwargs and kwargs.get("generator") is None:
             return original(*args, **kwargs)
         if not meaning.accepted:
@@ -100,6 +102,12 @@ def _data(position: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, An
     if name == "tensor_list" and isinstance(data, (list, tuple)) and data:
         data = data[0]
     return data
+
+
+def _default_for(original: Any, args: tuple[Any, ...]) -> str | None:
+    """The default device of `torch.set_default_tensor_type`, for what follows no tensor and no context."""
+    follows = any(isinstance(arg, torch.Tensor) for arg in args) or torch._C._len_torch_function_stack()
+    return "cuda" if _is_constructor(original) and not follows else None
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from . import casting, dlpack, factories, gradients, nested, saving, scripting, 
 from .autocasting import start_autocast
 from .copied_names import Change, put_back, replace_copies
 from .generators import Generator
-from .legacy import tensor_kinds
+from .legacy import set_default_tensor_type, tensor_kinds
 from .meaning import meaning
 from .placed import UninitializedTensorMixin
 
@@ -59,6 +59,7 @@ def install() -> None:
     _replace(torch.Tensor, "record_stream", casting.record_stream)
     for name, kind in tensor_kinds().items():
         _replace(torch.cuda, name, kind)
+    _replace(torch, "set_default_tensor_type", set_default_tensor_type)
     _replace(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     _replace(torch._C._nn, "_parse_to", casting.parse_to)
     _replace(DeviceContext, "__torch_function__", factories.in_device_context)

@@ -146,7 +146,7 @@ class _Copier:
         if address is not None:
             target.copy_(_bytes_at(address, storage.nbytes()), non_blocking=True)
             return target.untyped_storage()
-        source = torch.empty(0, dtype=torch.uint8).set_(storage)
+        source = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
         if not self._cuda or source.numel() < _BUFFER or source.is_pinned():
             target.copy_(source, non_blocking=True)
         else:
@@ -156,7 +156,7 @@ class _Copier:
     def _stage(self, source: Any, target: Any) -> None:
         """Copy through two pinned buffers: one is filled while the other is read by the device."""
         if not self._buffers:
-            pair = [torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            pair = [torch.empty(_BUFFER, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]
             event: Any = torch.cuda.Event
             self._buffers = [(buffer, event()) for buffer in pair]
         for start in range(0, source.numel(), _BUFFER):

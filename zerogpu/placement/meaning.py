@@ -25,6 +25,7 @@ class Meaning:
         used: whether a device was named, so that it is too late to choose another.
         accepted: whether "cuda" is intercepted: not in a CUDA worker, where an app still has the names that
             it took from torch while it was.
+        default: the class of tensors on a device that the app made the default, see `legacy`.
     """
 
     placed: bool = False
@@ -35,6 +36,7 @@ class Meaning:
     failure: Exception | None = None
     used: bool = False
     accepted: bool = False
+    default: Any = None
 
     def traced(self, index: int) -> torch.device:
         """Where a tensor on device `index` is in a program that is traced with fake tensors."""

@@ -81,8 +81,8 @@ _Storage_to: Any = _Storage.to
 def _copy(storage: Any, index: int | None) -> Any:
     made = _StorageBase.__new__(_Storage, storage.nbytes())
     if storage.nbytes():
-        flat = torch.empty(0, dtype=torch.uint8)
-        torch.empty(0, dtype=torch.uint8).set_(made).copy_(flat.set_(storage))
+        flat = torch.empty(0, dtype=torch.uint8, device="cpu")
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(made).copy_(flat.set_(storage))
     return made if index is None else mark(made, index)
 
 

@@ -106,7 +106,7 @@ class _Cuda:
             return
         import torch
 
-        from . import cuda_api, generators, intercept
+        from . import cuda_api, generators, intercept, legacy
         from .crossing import OnDevice
         from .materialise import materialise
 
@@ -124,6 +124,7 @@ class _Cuda:
         except torch.OutOfMemoryError as error:
             raise GPUOutOfMemoryError(f"The weights do not fit on {self._device.name}: {error}") from error
         generators.bring_to_device()
+        legacy.bring_default()
 
 
 def _why(error: RuntimeError) -> str:

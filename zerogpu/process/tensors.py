@@ -94,7 +94,7 @@ class _Memory:
         storage = self._tensor.untyped_storage()
         if storage.nbytes() == 0:
             return _rebuild_storage, (b"", self._index)
-        array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        array = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
         return _rebuild_storage, (pickle.PickleBuffer(memoryview(cast(Any, array))), self._index)
 
 
