@@ -10,6 +10,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,15 @@ def saved(value: Any) -> io.BytesIO:
     torch.save(value, file)
     file.seek(0)
     return file
+
+
+def shared(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as another process of `torch.multiprocessing` gets it."""
+    result: torch.Tensor = pickle.loads(ForkingPickler.dumps(tensor))
+    with torch.no_grad():
+        tensor.add_(1)
+    assert torch.equal(result, tensor)
+    return result
 
 
 def in_context(make: Callable[[], Any], device: Any = "cuda") -> Any:
@@ -353,6 +363,9 @@ COPIES = [
     Row("dlpack_to_device", lambda: torch.from_dlpack(on_cpu().numpy(), device="cuda")),
     Row("dlpack_to_cpu", lambda: torch.from_dlpack(on_device(), device="cpu"), "cpu"),
     Row("dlpack_copied", lambda: torch.from_dlpack(on_device(), copy=True)),
+    Row("shared", lambda: shared(on_device())),
+    Row("shared_part", lambda: shared(on_device()[1])),
+    Row("shared_parameter", lambda: shared(linear().cuda().weight)),
     Row("save_and_load", lambda: torch.load(saved(on_device()))),
     Row("save_and_load_dict", lambda: torch.load(saved(linear().cuda().state_dict()))["weight"]),
     Row("load_parameter", lambda: torch.load(saved(linear().cuda().weight))),

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..errors import CUDAInMainError
-from . import cuda_accelerator, cuda_entries, cuda_memory, cuda_queries, cuda_random, cuda_streams
+from . import cuda_accelerator, cuda_comm, cuda_entries, cuda_memory, cuda_queries, cuda_random, cuda_streams
 from .copied_names import Change, put_back, replace_copies
 from .cuda_state import NOTED, TABLE, state
 from .devices import Choice, DeviceInfo, Kind, select
@@ -31,7 +31,7 @@ from .notes import note_once
 
 __all__ = ["PARTS", "enter_worker", "install", "installed", "uninstall"]
 
-PARTS = (cuda_queries, cuda_memory, cuda_streams, cuda_random, cuda_accelerator, cuda_entries)
+PARTS = (cuda_queries, cuda_memory, cuda_streams, cuda_random, cuda_accelerator, cuda_comm, cuda_entries)
 """The modules that fill the table."""
 
 _CONSTANT = frozenset(

@@ -67,6 +67,7 @@ class State:
         self.generators: tuple[torch.Generator, ...] = ()
         self.peaks: dict[int, int] = {}
         self.fractions: dict[int, float] = {}
+        self.plans: dict[int, Any] = {}
         self.sync_debug_mode = 0
         self.local = threading.local()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import itertools
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.amp.autocast_mode import autocast
 from torch.utils._device import DeviceContext
 
-from . import casting, dlpack, factories, gradients, nested, saving, scripting, transforms, wrappers
+from . import (casting, cuda_comm, dlpack, factories, gradients, nested, saving, scripting, transforms, wrappers)
 from .autocasting import start_autocast
 from .copied_names import Change, put_back, replace_copies
 from .generators import Generator
@@ -60,6 +61,8 @@ def install() -> None:
     for name, kind in tensor_kinds().items():
         _replace(torch.cuda, name, kind)
     _replace(torch, "set_default_tensor_type", set_default_tensor_type)
+    _replace(torch.nn.parallel._functions.Scatter, "forward", staticmethod(cuda_comm.scatter_forward))
+    _replace(torch.backends.cuda.cuFFTPlanCacheManager, "__getitem__", cuda_comm.plans_of)
     _replace(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     _replace(torch._C._nn, "_parse_to", casting.parse_to)
     _replace(DeviceContext, "__torch_function__", factories.in_device_context)
@@ -82,6 +85,7 @@ def install() -> None:
         saving.save_location,
         saving.load_location,
     )
+    ForkingPickler.register(torch.UntypedStorage, saving.reduce_shared)
     _library = factories.register()
     _copied.extend(replace_copies(_names_to_take(), but=("torch._C",)))
     meaning.accepted = True
@@ -100,6 +104,7 @@ def uninstall() -> None:
             setattr(owner, name, value)
     registry = torch.serialization._package_registry
     registry[:] = [entry for entry in registry if entry[1] is not saving.save_location]
+    ForkingPickler.register(torch.UntypedStorage, saving.share_plain)
     if _library is not None:
         _library._destroy()
         _library = None

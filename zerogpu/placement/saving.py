@@ -13,15 +13,26 @@ from typing import Any
 import torch
 
 from .meaning import cuda_index, meaning
-from .placed import PlacedTensor, index_of, is_view, place, plain_class, plain_view, without_us
+from .placed import (
+    PlacedTensor,
+    index_of,
+    is_view,
+    place,
+    plain_class,
+    plain_view,
+    showing_memory,
+    showing_memory_now,
+    without_us,
+)
 
-__all__ = ["Storage", "load_location", "save_location"]
+__all__ = ["Storage", "load_location", "reduce_shared", "save_location", "share_plain"]
 
 _Storage: Any = torch.UntypedStorage
 _StorageBase: Any = torch._C.StorageBase
-_device = _StorageBase.device
+_device: Any = _StorageBase.device
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _as_subclass_of: Any = torch._C.TensorBase.as_subclass
+share_plain: Any = torch.multiprocessing.reductions.reduce_storage
 _deepcopy_plain: Any = torch.Tensor.__deepcopy__
 
 
@@ -49,7 +60,9 @@ class Storage:
     @property
     def device(self) -> torch.device:
         index = getattr(self, "_placed_on", None)
-        return _device.__get__(self) if index is None else torch.device("cuda", index)
+        if index is None or showing_memory_now():
+            return _device.__get__(self)  # type: ignore[no-any-return]
+        return torch.device("cuda", index)
 
     @staticmethod
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,6 +97,21 @@ def _copy(storage: Any, index: int | None) -> Any:
         flat = torch.empty(0, dtype=torch.uint8, device="cpu")
         torch.empty(0, dtype=torch.uint8, device="cpu").set_(made).copy_(flat.set_(storage))
     return made if index is None else mark(made, index)
+
+
+def reduce_shared(storage: Any) -> Any:
+    """How `torch.multiprocessing` sends a storage: also one on a device is in memory that can be shared."""
+    index = getattr(storage, "_placed_on", None)
+    if index is None:
+        return share_plain(storage)
+    with showing_memory():
+        rebuild, arguments = share_plain(storage)
+    return _rebuild_shared, (index, rebuild, arguments)
+
+
+def _rebuild_shared(index: int, rebuild: Any, arguments: Any) -> Any:
+    storage = rebuild(*arguments)
+    return mark(storage, index) if meaning.placed else storage
 
 
 # -- placed tensors --------------------------------------------------------------------------------------
