@@ -75,8 +75,8 @@ def in_context(make: Callable[[], Any], device: Any = "cuda") -> Any:
         return make()
 
 
-def by_default(make: Callable[[], Any]) -> Any:
-    torch.set_default_device("cuda")
+def by_default(make: Callable[[], Any], device: Any = "cuda") -> Any:
+    torch.set_default_device(device)
     try:
         return make()
     finally:
@@ -268,6 +268,7 @@ FACTORIES = [
     Row("in_context_on_cpu", lambda: in_context(lambda: torch.zeros(2, device="cpu")), "cpu"),
     Row("in_context_module", lambda: in_context(lambda: nn.init.ones_(nn.Linear(2, 2).weight))),
     Row("by_default", lambda: by_default(lambda: torch.zeros(2))),
+    Row("by_default_number", lambda: by_default(lambda: torch.zeros(2), 1), "cuda:1"),
     Row("by_default_tensor", lambda: by_default(lambda: torch.tensor([1.0]))),
     Row("seeded", lambda: seeded(torch.manual_seed)),
     Row("drawn", drawn),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._C import _TorchDispatchModeKey
 from torch._subclasses.fake_tensor import FakeTensorConverter
-from torch.utils._device import _device_constructors
+from torch.utils._device import DeviceContext, _device_constructors
 
 from .casting import to
 from .meaning import cuda_index, meaning
@@ -23,7 +23,7 @@ from .operations import check_generator
 from .placed import index_of, is_placed, is_wrapper, place, showing_memory, without_us
 from .wrappers import rebuilt
 
-__all__ = ["constructors", "fake_of_real", "in_device_context", "methods", "register"]
+__all__ = ["constructors", "fake_of_real", "in_device_context", "methods", "register", "start_context"]
 
 _SHARING = frozenset(
     {"as_tensor", "asarray", "sparse_coo_tensor"}
@@ -150,6 +150,14 @@ def in_device_context(
             kwargs["device"] = self.device
         func = _wrapper_of(func)
     return func(*args, **kwargs)
+
+
+_start_context: Any = DeviceContext.__init__
+
+
+def start_context(self: Any, device: Any) -> None:
+    """`DeviceContext.__init__`, as in `torch.set_default_device(0)`: CPU builds refuse a number."""
+    _start_context(self, torch.device("cuda", device) if type(device) is int else device)
 
 
 @functools.cache

@@ -66,6 +66,7 @@ def install() -> None:
     _replace(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     _replace(torch._C._nn, "_parse_to", casting.parse_to)
     _replace(DeviceContext, "__torch_function__", factories.in_device_context)
+    _replace(DeviceContext, "__init__", factories.start_context)
     _replace(FakeTensorConverter, "from_real_tensor", factories.fake_of_real)
     if meaning.placed:
         for owner, name, value in itertools.chain(
