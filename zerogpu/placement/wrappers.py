@@ -190,6 +190,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     if id(self) not in memo:
         made = place(rebuilt(self, lambda part: copy.deepcopy(part, memo)), index_of(self))
         memo[id(self)] = made
+        self._clear_non_serializable_cached_data()
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
     return memo[id(self)]
 
