@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import itertools
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -12,7 +12,18 @@ from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.amp.autocast_mode import autocast
 from torch.utils._device import DeviceContext
 
-from . import (casting, cuda_comm, dlpack, factories, gradients, nested, saving, scripting, transforms, wrappers)
+from . import (
+    casting,
+    cuda_comm,
+    dlpack,
+    factories,
+    gradients,
+    nested,
+    saving,
+    scripting,
+    transforms,
+    wrappers,
+)
 from .autocasting import start_autocast
 from .copied_names import Change, put_back, replace_copies
 from .generators import Generator
