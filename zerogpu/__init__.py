@@ -36,6 +36,7 @@ from .errors import (
     ZeroGPUError,
 )
 from .lifecycle import on_worker_start, refresh, shutdown, start, status
+from .optimize import Optimized, aoti_optimize
 
 if TYPE_CHECKING:
     from .aoti import CapturedCall, CompiledGraph, aoti_apply, aoti_capture, aoti_compile
@@ -53,6 +54,7 @@ __all__ = [
     "GraphMismatchError",
     "IncompatiblePackageError",
     "NotPicklableError",
+    "Optimized",
     "QueueFullError",
     "QueueTimeoutError",
     "QuotaExceededError",
@@ -61,6 +63,7 @@ __all__ = [
     "aoti_apply",
     "aoti_capture",
     "aoti_compile",
+    "aoti_optimize",
     "configure",
     "gpu",
     "on_worker_start",

@@ -26,7 +26,7 @@ from .structure import Structure
 from .torch_internals import foreign_mode
 from .weights import BoundWeights, WeightError
 
-__all__ = ["Applied", "aoti_apply", "last_path"]
+__all__ = ["Applied", "aoti_apply", "last_path", "remove_graphs"]
 
 _NOTHING = object()
 
@@ -94,6 +94,14 @@ def last_path(module: torch.nn.Module, call_method: str = "forward") -> str | No
     """Return ``"graph"`` or ``"eager"`` for the last call in this process; None before any."""
     dispatcher = vars(module).get(call_method)
     return dispatcher.last if isinstance(dispatcher, _Dispatcher) else None
+
+
+def remove_graphs(module: torch.nn.Module) -> None:
+    """Put back every method of a module and its parts that `aoti_apply` replaced in this process."""
+    for part in module.modules():
+        for value in list(vars(part).values()):
+            if isinstance(value, _Dispatcher):
+                value.remove()
 
 
 class Applied:

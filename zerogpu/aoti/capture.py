@@ -17,7 +17,7 @@ from ..errors import CaptureError
 from .signature import ordered_keywords
 from .torch_internals import tree_map_tensors
 
-__all__ = ["CapturedCall", "aoti_capture"]
+__all__ = ["CapturedCall", "Request", "aoti_capture", "recording"]
 
 
 @dataclass
@@ -38,10 +38,18 @@ class _CaptureStop(BaseException):
 
 
 @dataclass
-class _Request:
+class Request:
+    """One open capture."""
+
     call: CapturedCall
     wanted: int
     elsewhere: bool = False
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Note a call; returns whether the run ends there."""
+        self.call.args, self.call.kwargs = _exportable(args), _exportable(kwargs)
+        self.call.calls.append((self.call.args, self.call.kwargs))
+        return len(self.call.calls) >= self.wanted
 
 
 class _Recorder:
@@ -54,8 +62,8 @@ class _Recorder:
         self.signature = inspect.signature(self.eager)
         self.open = 0
         # Thread and task alike see only the captures of their own context.
-        self.request: ContextVar[_Request | None] = ContextVar("capture", default=None)
-        self.requests: list[_Request] = []
+        self.request: ContextVar[Request | None] = ContextVar("capture", default=None)
+        self.requests: list[Request] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request.get()
@@ -63,13 +71,9 @@ class _Recorder:
             for other in self.requests:
                 other.elsewhere = True
             return self.eager(*args, **kwargs)
-        call = request.call
-        call.args = _exportable(args)
-        call.kwargs = _exportable(ordered_keywords(self.signature, kwargs))
-        call.calls.append((call.args, call.kwargs))
-        if len(call.calls) < request.wanted:
-            return self.eager(*args, **kwargs)
-        raise _CaptureStop
+        if request.take(args, ordered_keywords(self.signature, kwargs)):
+            raise _CaptureStop
+        return self.eager(*args, **kwargs)
 
 
 _lock = threading.Lock()
@@ -102,22 +106,30 @@ def aoti_capture(
     """
     if calls < 1:
         raise ValueError(f"calls is a number of at least 1, not {calls!r}")
-    request = _Request(CapturedCall(), calls)
-    recorder = _install(module, call_method, request)
-    token = recorder.request.set(request)
+    request = Request(CapturedCall(), calls)
     try:
-        yield request.call
+        with recording(module, call_method, request):
+            yield request.call
     except BaseException as error:
         if len(request.call.calls) < calls or not _caused_by_stop(error):
             raise
-    finally:
-        recorder.request.reset(token)
-        _uninstall(module, call_method, recorder, request)
     if len(request.call.calls) < calls:
         raise CaptureError(_complaint(module, call_method, request))
 
 
-def _install(module: torch.nn.Module, name: str, request: _Request) -> _Recorder:
+@contextmanager
+def recording(module: torch.nn.Module, call_method: str, request: Request) -> Iterator[None]:
+    """Let `request` take the calls that the block, in its own thread or task, makes of a module."""
+    recorder = _install(module, call_method, request)
+    token = recorder.request.set(request)
+    try:
+        yield
+    finally:
+        recorder.request.reset(token)
+        _uninstall(module, call_method, recorder, request)
+
+
+def _install(module: torch.nn.Module, name: str, request: Request) -> _Recorder:
     with _lock:
         recorder = vars(module).get(name)
         if not isinstance(recorder, _Recorder):
@@ -127,7 +139,7 @@ def _install(module: torch.nn.Module, name: str, request: _Request) -> _Recorder
         return recorder
 
 
-def _uninstall(module: torch.nn.Module, name: str, recorder: _Recorder, request: _Request) -> None:
+def _uninstall(module: torch.nn.Module, name: str, recorder: _Recorder, request: Request) -> None:
     with _lock:
         recorder.requests.remove(request)
         if recorder.requests or vars(module).get(name) is not recorder:
@@ -155,7 +167,7 @@ def _caused_by_stop(error: BaseException | None) -> bool:
     return False
 
 
-def _complaint(module: torch.nn.Module, name: str, request: _Request) -> str:
+def _complaint(module: torch.nn.Module, name: str, request: Request) -> str:
     called = f"{type(module).__name__}.{name}"
     made = len(request.call.calls)
     if request.elsewhere and not made:
