@@ -29,6 +29,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("queue_timeout", "1e3", 1000.0),
     ("isolation", "Call", "call"),
     ("cache_dir", "/some/folder", Path("/some/folder")),
+    ("cache_limit", "2 GiB", 2 * 2**30),
     ("arena_dir", "/some/folder", Path("/some/folder")),
 ]
 BAD: list[tuple[str, str, str]] = [

@@ -48,6 +48,8 @@ class Settings:
     """``worker``: a worker serves many calls. ``call``: a fresh worker for every call."""
     cache_dir: Path = Path(platformdirs.user_cache_dir("zerogpu"))
     """Folder of compiled graphs."""
+    cache_limit: int = 20 * 2**30
+    """Bytes of that folder; beyond them, what was not used for longest goes. ``20GiB`` is accepted too."""
     arena_dir: Path | None = None
     """Folder for the weights' memory: a file without a name on its disk. By default they are in memory."""
 
@@ -113,6 +115,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "queue_timeout": _number,
     "isolation": _one_of("worker", "call"),
     "cache_dir": _folder,
+    "cache_limit": _bytes,
     "arena_dir": _folder,
 }
 

@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from .. import config
 from ..errors import IncompatiblePackageError
+from . import upkeep
 from .package import read_manifest
 
 __all__ = ["folder_of", "get_or_make", "inductor_folder"]
@@ -62,6 +63,7 @@ def get_or_make(key: str, make: Callable[[Path], None]) -> Path:
             partial.rename(package)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+    upkeep.evict(config.read().cache_limit)
     return package
 
 

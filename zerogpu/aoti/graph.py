@@ -18,6 +18,7 @@ from .package import (
     require_same_device,
 )
 from .torch_internals import Loader, load, spec_from_text, tree_unflatten
+from .upkeep import mark_used
 from .weights import BoundWeights
 
 __all__ = ["Binding", "CompiledGraph"]
@@ -87,6 +88,7 @@ class Binding:
         self._constants = load_constants(graph.path, manifest, manifest.device)
         tensors = {**self.weights.tensors, **self._constants}
         self._loader: Loader = load(loadable(graph.path), tensors)
+        mark_used(graph.path)
         self._graph = graph
         placed = next(filter(is_placed, self.weights.found), None)
         self._index = None if placed is None else index_of(placed)

@@ -73,7 +73,8 @@ def read(key: str) -> tuple[dict[str, Any], list[Any]] | None:
         calls = torch.load(folder / "calls.pt", weights_only=True)
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError):
         return None
-    os.utime(folder)
+    with suppress(OSError):  # a cache that is read-only
+        os.utime(folder)
     return recipe, calls
 
 

@@ -1,0 +1,5 @@
+"""``python -m zerogpu``."""
+
+from .cli import app
+
+app(prog_name="zerogpu")
