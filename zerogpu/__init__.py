@@ -39,7 +39,19 @@ from .lifecycle import on_worker_start, refresh, shutdown, start, status
 from .optimize import Optimized, aoti_optimize
 
 if TYPE_CHECKING:
-    from .aoti import CapturedCall, CompiledGraph, aoti_apply, aoti_capture, aoti_compile
+    from .aoti import (
+        CapturedCall,
+        CompiledGraph,
+        aoti_apply,
+        aoti_blocks_load,
+        aoti_capture,
+        aoti_compile,
+        aoti_compile_and_save,
+        aoti_load,
+        aoti_load_call_source,
+        aoti_load_from_package_dir,
+        aoti_patch,
+    )
 
 __all__ = [
     "GPU",
@@ -61,9 +73,15 @@ __all__ = [
     "WorkerCrashedError",
     "ZeroGPUError",
     "aoti_apply",
+    "aoti_blocks_load",
     "aoti_capture",
     "aoti_compile",
+    "aoti_compile_and_save",
+    "aoti_load",
+    "aoti_load_call_source",
+    "aoti_load_from_package_dir",
     "aoti_optimize",
+    "aoti_patch",
     "configure",
     "gpu",
     "on_worker_start",
@@ -78,7 +96,19 @@ if "torch" not in sys.modules:
     # reads this once, when torch loads it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-_GRAPHS = ("CapturedCall", "CompiledGraph", "aoti_apply", "aoti_capture", "aoti_compile")
+_GRAPHS = (
+    "CapturedCall",
+    "CompiledGraph",
+    "aoti_apply",
+    "aoti_blocks_load",
+    "aoti_capture",
+    "aoti_compile",
+    "aoti_compile_and_save",
+    "aoti_load",
+    "aoti_load_call_source",
+    "aoti_load_from_package_dir",
+    "aoti_patch",
+)
 
 
 def __getattr__(name: str) -> Any:

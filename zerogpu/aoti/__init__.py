@@ -15,14 +15,28 @@ if TYPE_CHECKING:
     from .capture import CapturedCall, aoti_capture
     from .compile import aoti_compile
     from .graph import CompiledGraph
+    from .sharing import (
+        aoti_blocks_load,
+        aoti_compile_and_save,
+        aoti_load,
+        aoti_load_call_source,
+        aoti_load_from_package_dir,
+        aoti_patch,
+    )
 
 __all__ = [
     "Applied",
     "CapturedCall",
     "CompiledGraph",
     "aoti_apply",
+    "aoti_blocks_load",
     "aoti_capture",
     "aoti_compile",
+    "aoti_compile_and_save",
+    "aoti_load",
+    "aoti_load_call_source",
+    "aoti_load_from_package_dir",
+    "aoti_patch",
     "last_path",
 ]
 
@@ -34,6 +48,12 @@ _HOMES = {
     "aoti_capture": "capture",
     "aoti_compile": "compile",
     "last_path": "apply",
+    "aoti_blocks_load": "sharing",
+    "aoti_compile_and_save": "sharing",
+    "aoti_load": "sharing",
+    "aoti_load_call_source": "sharing",
+    "aoti_load_from_package_dir": "sharing",
+    "aoti_patch": "sharing",
 }
 
 

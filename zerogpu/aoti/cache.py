@@ -34,7 +34,9 @@ def inductor_folder() -> Path:
     return config.read().cache_dir.absolute() / "inductor"
 
 
-def get_or_make(key: str, make: Callable[[Path], None]) -> Path:
+def get_or_make(
+    key: str, make: Callable[[Path], None], *, usable: Callable[[Path, bool], bool] | None = None
+) -> Path:
     """Return the package of `key`; make it if it is not there or damaged.
 
     Whoever comes while another process makes it waits for that one.
@@ -42,16 +44,19 @@ def get_or_make(key: str, make: Callable[[Path], None]) -> Path:
     Args:
         key: content key.
         make: fills the empty directory that it is given.
+        usable: whether what is there can be used, and whether to warn if not; by default a package that is
+            whole and made for this machine can.
 
     Raises:
         OSError: the cache directory cannot be written.
     """
     package = folder_of(key)
-    if _usable(package, warn=False):
+    usable = usable or _usable
+    if usable(package, False):
         return package
     package.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(package.with_name(f"{key}.lock")):
-        if _usable(package, warn=True):
+        if usable(package, True):
             return package
         partial = package.with_name(f"{key}.partial")
         for remains in (partial, package):
@@ -67,7 +72,7 @@ def get_or_make(key: str, make: Callable[[Path], None]) -> Path:
     return package
 
 
-def _usable(package: Path, *, warn: bool) -> bool:
+def _usable(package: Path, warn: bool) -> bool:
     if not package.exists():
         return False
     try:

@@ -29,6 +29,10 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    def leaves(self) -> list[Any]:
+        """The values in all containers, in the order of the call."""
+        return list(tree_flatten((self.args, self.kwargs))[0])
+
     def form(self) -> tuple[Any, list[Any]]:
         """What is equal in two calls that differ in the numbers inside tensors only."""
         leaves, structure = tree_flatten((self.args, self.kwargs))

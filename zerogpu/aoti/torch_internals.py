@@ -18,6 +18,7 @@ import torch
 import torch._inductor
 import torch._inductor.config as inductor_config
 from torch._inductor import codecache
+from torch._inductor.package.package import package_aoti
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -31,14 +32,18 @@ __all__ = [
     "ExportedProgram",
     "Loader",
     "TreeSpec",
+    "archive",
+    "bind",
     "children_of",
     "foreign_mode",
     "has_option",
     "ignoring_subclasses",
     "load",
     "lower",
+    "open_package",
     "python_of",
     "recorded_guards",
+    "runtime_checks",
     "shape_env_of",
     "spec_from_text",
     "spec_to_text",
@@ -86,6 +91,10 @@ class Loader(Protocol):
 
     def boxed_run(self, inputs: list[torch.Tensor], /) -> list[Any]: ...
     def get_constant_fqns(self) -> list[str]: ...
+    def get_call_spec(self) -> list[str]: ...
+    def load_constants(
+        self, tensors: dict[str, torch.Tensor], inactive: bool, full: bool, user_managed: bool, /
+    ) -> None: ...
 
 
 def load(path: Path, constants: Mapping[str, torch.Tensor]) -> Loader:
@@ -97,15 +106,54 @@ def load(path: Path, constants: Mapping[str, torch.Tensor]) -> Loader:
     Raises:
         RuntimeError: the package cannot be loaded, or wants other constants.
     """
-    with _loading:
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
-        wanted = set(loader.get_constant_fqns())
-        if wanted != set(constants):
-            # Checked here because a graph with an unbound constant segfaults at its first run.
-            raise RuntimeError(f"constants differ: {sorted(wanted ^ set(constants))}")
-        if constants:
-            loader.load_constants(dict(constants), False, True, True)
+    loader = open_package(path)
+    bind(loader, constants)
     return loader
+
+
+def open_package(path: Path) -> Loader:
+    """Load the package at `path`; it must not run before its constants are bound.
+
+    Raises:
+        RuntimeError: the package cannot be loaded.
+    """
+    with _loading:
+        loader: Loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    return loader
+
+
+def bind(loader: Loader, constants: Mapping[str, torch.Tensor]) -> None:
+    """Bind all constants of a loaded package, which stay the caller's: keep them alive.
+
+    Raises:
+        RuntimeError: it wants others. A graph with an unbound constant segfaults at its first run.
+    """
+    wanted = set(loader.get_constant_fqns())
+    if wanted != set(constants):
+        raise RuntimeError(f"constants differ: {sorted(wanted ^ set(constants))}")
+    if constants:
+        loader.load_constants(dict(constants), False, True, True)
+
+
+def archive(path: Path, files: list[Path]) -> None:
+    """Write the files of a compiled graph as the ``.pt2`` archive that `aoti_load_package` reads."""
+    package_aoti(str(path), [str(file) for file in files])
+
+
+@contextmanager
+def runtime_checks() -> Iterator[None]:
+    """Let a graph whose first run is inside check dtypes, sizes and strides of its inputs at every run.
+
+    The setting is read once for each shared object. It misses Python numbers, None and divisibility.
+    """
+    before = os.environ.get("AOTI_RUNTIME_CHECK_INPUTS")
+    os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("AOTI_RUNTIME_CHECK_INPUTS")
+        if before is not None:
+            os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = before
 
 
 def has_option(name: str) -> bool:

@@ -20,7 +20,7 @@ from .examples import Call
 from .graph import CompiledGraph
 from .guard import Guard
 from .signature import CallForm
-from .torch_internals import ExportedProgram, tree_flatten
+from .torch_internals import ExportedProgram
 
 __all__ = ["Variants", "compile_variants", "exportable"]
 
@@ -149,7 +149,7 @@ def _alike(call: Call, base: Call) -> bool:
 
 
 def _tensors(call: Call) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_flatten((call.args, call.kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in call.leaves() if isinstance(leaf, torch.Tensor)]
 
 
 def _varying(base: Call, alike: Sequence[Call]) -> list[set[int]]:

@@ -19,7 +19,7 @@ from ..placement.placed import showing_memory
 from .package import Weight
 from .torch_internals import ignoring_subclasses
 
-__all__ = ["BoundWeights", "WeightError"]
+__all__ = ["BoundWeights", "WeightError", "tensor_of"]
 
 
 class WeightError(Exception):
@@ -84,6 +84,17 @@ def _forms(tensors: list[Tensor]) -> Iterator[list[Any]]:
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.data_ptr(), tensor.stride(), tensor.size(), tensor.dtype)
+
+
+def tensor_of(module: torch.nn.Module, name: str) -> Tensor:
+    """The tensor of a module, or of a part of it, whatever kind of attribute it is.
+
+    Raises:
+        WeightError: there is none of this name.
+    """
+    holder, key = _slot(module, name)
+    found: Tensor = holder[key]
+    return found
 
 
 def _slot(module: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
