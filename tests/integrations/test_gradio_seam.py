@@ -371,8 +371,10 @@ class TestBridge:
         with gradio_bridge.GradioBridge().enter(payload, sent.append):
             assert LocalContext.event_id.get() == "e"
             assert LocalContext.in_event_listener.get()
+            queue = LocalContext.blocks.get()._queue
             gr.Info("hello")
             with pytest.raises(ValueError, match="validation"):
                 gr.Info(["not a text"])  # type: ignore[arg-type]
         assert LocalContext.blocks.get(None) is None
+        queue.set_progress("e", [unit(0)])  # of a thread that the function left behind
         assert len(sent) == 1
