@@ -6,12 +6,14 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from zerogpu import aoti_optimize, gpu
+from zerogpu.aoti import recipes
 from zerogpu.optimize import Optimized
 
 pytestmark = pytest.mark.timeout(600)
@@ -161,6 +163,37 @@ def test_a_recipe_whose_graph_disagrees_with_eager_is_not_used(model: Stack, opt
         with quietly(model, lambda: (run(model, 2, 5), run(model, 3, 9))) as handle:
             assert handle.failure == ""
             assert "export" in handle.seconds
+
+
+class Encoder(Stack):
+    def encode(self, ids: torch.Tensor) -> torch.Tensor:
+        return self(ids).mean(1)
+
+
+def test_another_method_is_compiled_as_a_whole() -> None:
+    torch.manual_seed(0)
+    module = Encoder().eval()
+    ids = torch.arange(6).reshape(2, 3)
+
+    def example() -> None:
+        with torch.no_grad():
+            module.encode(ids)
+
+    with torch.no_grad():
+        want = module.encode(ids)
+        with quietly(module, example, call_method="encode") as handle:
+            torch.testing.assert_close(module.encode(ids), want)
+            assert handle.counters == {"graph": 1}, str(handle)
+
+
+def test_classes_without_a_file_are_told_apart_by_their_code() -> None:
+    source = "class Typed(nn.Module):\n    def forward(self, x):\n        return x + {}\n"
+    keys = []
+    for number in (1, 1, 2):
+        names: dict[str, Any] = {"nn": nn, "__name__": "typed_in"}
+        exec(source.format(number), names)
+        keys.append(recipes.key_of(names["Typed"](), "cpu", {}))
+    assert keys[0] == keys[1] != keys[2]
 
 
 class Moody(nn.Module):

@@ -53,7 +53,7 @@ def aoti_optimize(
         blocks: ``"auto"`` compiles one of several equal layers where these hold most of the weights; None
             compiles the module as a whole; a list names the classes of the blocks.
         verify: compare with eager, on the example's calls and on perturbed ones, by relative norm.
-        call_method: the method that the app calls.
+        call_method: the method that the app calls; another than ``forward`` is compiled as a whole.
         on_mismatch: what a call does that no graph was made for; see `aoti_apply`.
         inductor_configs: options of inductor; see `aoti_compile`.
 

@@ -50,6 +50,17 @@ def test_indices_stay_valid_when_they_are_perturbed() -> None:
     assert verdict(lambda i: table[i], lambda i: table[i], torch.tensor([3, 0, 1])).where == ""
 
 
+def test_numbers_that_mean_something_are_not_perturbed_where_eager_refuses_it() -> None:
+    def growing(offsets: torch.Tensor) -> torch.Tensor:
+        if (offsets.diff() < 0).any():
+            raise ValueError("offsets have to grow")
+        return offsets.diff().float()
+
+    assert verdict(growing, growing, torch.tensor([0, 2, 5])).where == ""
+    with pytest.raises(ValueError, match="have to grow"):
+        verdict(growing, growing, torch.tensor([5, 2, 0]))
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [

@@ -108,12 +108,10 @@ def _optimize(request: Request, outcome: Outcome, stages: _Stages) -> None:
     if _from_recipe(request, key, outcome):
         return
     stages("example")
-    groups = targets_of(request.module, request.blocks)
+    groups = targets_of(request.module, request.blocks if request.method == "forward" else None)
     names = list(dict.fromkeys(["", *(name for group in groups for name in group)]))
     parts = [request.module.get_submodule(name) for name in names]
-    found = record(
-        request.example, [(part, request.method) for part in parts if hasattr(part, request.method)]
-    )
+    found = record(request.example, [(part, request.method) for part in parts])
     examples = dict(zip(names, found, strict=True))
     try:
         kept = _compile(request, outcome, stages, groups, examples)

@@ -11,7 +11,9 @@ machine. A recipe whose graphs do not agree with eager any more is not used.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import marshal
 import os
 import pickle
 import site
@@ -57,6 +59,8 @@ def key_of(module: torch.nn.Module, device: str, settings: dict[str, Any]) -> st
     for path in sorted(_sources(module)):
         with suppress(OSError):
             digest.update(Path(path).read_bytes())
+    for code in _code_without_file(module):
+        digest.update(code)
     return digest.hexdigest()[:40]
 
 
@@ -109,6 +113,17 @@ def _sources(module: torch.nn.Module) -> Iterator[str]:
             continue
         if name.partition(".")[0] in libraries or not path.startswith(installed):
             yield path
+
+
+def _code_without_file(module: torch.nn.Module) -> Iterator[bytes]:
+    """The code of classes that were typed into a notebook or a prompt."""
+    classes = {cls for part in module.modules() for cls in type(part).__mro__}
+    for cls in sorted(classes, key=lambda cls: f"{cls.__module__}.{cls.__qualname__}"):
+        if getattr(sys.modules.get(cls.__module__), "__file__", None) is None:
+            for value in vars(cls).values():
+                code = getattr(inspect.unwrap(value) if callable(value) else value, "__code__", None)
+                if code is not None:
+                    yield marshal.dumps(code)
 
 
 def _installed() -> Iterable[str]:
