@@ -85,6 +85,15 @@ def test_what_another_process_makes_is_not_removed(folder: Path) -> None:
     assert list((folder / "graphs").iterdir()) == []
 
 
+def test_intermediate_files_stay_while_anyone_compiles(folder: Path) -> None:
+    put(folder / "inductor" / "xy", 100)
+    (folder / "graphs").mkdir()
+    with FileLock(folder / "graphs" / "new.lock"):
+        assert upkeep.evict(0) == upkeep.clear() == 0
+    assert upkeep.evict(0) == 100
+    assert not (folder / "inductor").exists()
+
+
 def test_making_a_package_evicts_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(folder / "graphs" / "old", 100, hours_ago=9)
     monkeypatch.setenv("ZEROGPU_CACHE_LIMIT", "50")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,15 +121,19 @@ def _used(folder: Path) -> float:
 
 
 def _remove(entry: Entry) -> int:
-    """Remove an entry unless another process is making it, which holds the lock."""
-    if entry.kind != "graph":
-        shutil.rmtree(entry.path, ignore_errors=True)
-        return entry.size
-    lock = entry.path.with_name(f"{entry.key}.lock")
+    """Remove an entry unless another process is compiling with it; returns the bytes freed."""
+    locks = [entry.path.with_name(f"{entry.key}.lock")] if entry.kind == "graph" else []
+    if entry.kind == "inductor":  # whoever compiles has files in it
+        locks = list((entry.path.parent / "graphs").glob("*.lock"))
+    gone = entry.path.with_name(f"{entry.key}.removed.{os.getpid()}")
     try:
-        with FileLock(lock, timeout=0):
-            shutil.rmtree(entry.path, ignore_errors=True)
-            lock.unlink(missing_ok=True)
+        with ExitStack() as held:
+            for lock in locks:
+                held.enter_context(FileLock(lock, timeout=0))
+            entry.path.rename(gone)
+            for lock in locks if entry.kind == "graph" else ():
+                lock.unlink(missing_ok=True)
     except (Timeout, OSError):
         return 0
+    shutil.rmtree(gone, ignore_errors=True)
     return entry.size
