@@ -5,6 +5,7 @@ A shared object made by another torch, or damaged where no digest says so, ends 
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
@@ -60,6 +61,7 @@ def _run(work: Callable[[], bool]) -> None:
         finally:
             os._exit(0 if good == [True] else 1)
 
+    faulthandler.disable()  # a crash is an answer here, and is told in one line
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     threading.Thread(target=run).start()
