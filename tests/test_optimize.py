@@ -96,7 +96,7 @@ def test_a_call_that_no_graph_serves_runs_eagerly(model: Stack, optimized: Optim
 
 def test_it_says_what_came_of_it(optimized: Optimized) -> None:
     assert str(optimized).startswith("Stack: 1 graph for 3 blocks, ")
-    assert "times eager, error " in str(optimized)
+    assert "times the speed of eager, error " in str(optimized)
     assert 0 < optimized.error < 1e-5
     assert optimized.speed > 0
 
@@ -134,6 +134,7 @@ def test_a_second_start_neither_runs_the_example_nor_exports(
     again = quietly(other, example)
     assert not mark.exists()
     assert set(again.seconds) == {"cache"}
+    assert "from the cache" in str(again)
     assert again.graphs == 1
     assert again.error == pytest.approx(optimized.error, abs=1e-6)
     run(other, 2, 7)
@@ -316,7 +317,7 @@ class Second(nn.Module):
     ("arguments", "options", "error", "text"),
     [
         ((3, print), {}, TypeError, "takes a torch module, not int"),
-        ((nn.Identity(), "a prompt"), {}, TypeError, r"function that runs the app.*'a prompt'"),
+        ((nn.Identity(), "a prompt"), {}, TypeError, r"function that runs the app.*type str"),
         ((nn.Identity(), print), {"call_method": "encode"}, TypeError, "no method 'encode'"),
         ((nn.Identity(), print), {"on_mismatch": "raise"}, ValueError, "'raise'"),
         ((nn.Identity(), print), {"blocks": ["Layer"]}, ValueError, "'Layer'"),

@@ -66,7 +66,7 @@ def aoti_optimize(
     Example:
         >>> optimized = aoti_optimize(pipe.transformer, lambda: pipe("a cat", num_inference_steps=1))
         >>> print(optimized)
-        FluxTransformer2DModel: 2 graphs for 57 blocks, 1.52 times eager, error 4e-03, 41 s
+        FluxTransformer2DModel: 2 graphs for 57 blocks, 1.52 times the speed of eager, error 4e-03, 41 s
     """
     from torch.nn import Module
 
@@ -78,7 +78,8 @@ def aoti_optimize(
         raise TypeError(f"aoti_optimize takes a torch module, not {type(module).__name__}")
     if not callable(example):
         raise TypeError(
-            f"the example is a function that runs the app, as in lambda: pipe('a prompt'), not {example!r}"
+            "the example is a function that runs the app, as in lambda: pipe('a prompt'), "
+            f"not of type {type(example).__name__}"
         )
     if not callable(getattr(module, call_method, None)):
         raise TypeError(f"{type(module).__name__} has no method {call_method!r}")
@@ -177,13 +178,13 @@ class Optimized:
         if self.failure:
             return f"{self._name} stays eager: {self.failure}"
         blocks = f" for {len(self._applied)} blocks" if len(self._applied) > 1 else ""
-        speed = f", {self.speed:.2f} times eager" if self.speed else ""
+        speed = f", {self.speed:.2f} times the speed of eager" if self.speed else ""
+        cached = ", from the cache (the example was not run)" if set(self.seconds) == {"cache"} else ""
         notes = "".join(f"; {note}" for note in self._outcome.notes)
         took = sum(self._outcome.seconds.values())
         many = "graph" if self.graphs == 1 else "graphs"
-        return (
-            f"{self._name}: {self.graphs} {many}{blocks}{speed}, error {self.error:.0e}, {took:.1f} s{notes}"
-        )
+        result = f"{self._name}: {self.graphs} {many}{blocks}{speed}, error {self.error:.0e}"
+        return f"{result}, {took:.1f} s{cached}{notes}"
 
     def __repr__(self) -> str:
         return f"<Optimized {self}>"

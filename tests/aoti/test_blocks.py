@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from zerogpu.aoti.blocks import find_blocks, targets_of
-from zerogpu.aoti.fingerprint import fingerprint
+from zerogpu.aoti.fingerprint import Description, fingerprint
 
 
 class Layer(nn.Module):
@@ -123,3 +123,20 @@ class TestFingerprint:
         assert fingerprint(same) != fingerprint(equal)
         assert fingerprint(same, portable=True) == fingerprint(equal, portable=True)
         assert fingerprint(same, portable=True) != fingerprint(other, portable=True)
+
+    def test_examples_are_told_apart_by_their_numbers_wherever_these_are(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def around(size: int):
+            return lambda: size
+
+        keys = [
+            *(Description(portable=True)(example) for example in (lambda: 4, lambda: 9)),
+            *(Description(portable=True)(around(size)) for size in (4, 9)),
+            *(Description(portable=True)(lambda size=size: size) for size in (4, 9)),
+        ]
+        for size in (4, 9):  # as if it came from the environment
+            monkeypatch.setitem(globals(), "SIZE", size)
+            keys.append(Description(portable=True)(lambda: [SIZE for _ in range(2)]))  # noqa: F821
+        assert len({repr(key) for key in keys}) == len(keys)
+        assert Description(portable=True)(around(4)) == Description(portable=True)(around(4))

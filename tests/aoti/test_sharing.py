@@ -126,6 +126,23 @@ def test_a_module_is_served_from_a_folder_under_its_guard(
     assert handle.last == "eager"
 
 
+class Subtracting(Scaled):
+    def forward(self, x: torch.Tensor, factor: float = 2.0, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.linear(x) * factor - self.shift
+
+
+def test_a_model_that_computes_something_else_with_the_same_weights_stays_eager(
+    saved: Path, x: torch.Tensor
+) -> None:
+    other = Subtracting().eval()
+    want = other(x)
+    (handle,) = aoti_patch(other, saved / "root")
+    with pytest.warns(RuntimeWarning, match="computes something else"):
+        torch.testing.assert_close(other(x), want)
+    torch.testing.assert_close(other(x + 1), Subtracting.forward(other, x + 1))
+    assert handle.last == "eager"
+
+
 def test_a_folder_serves_the_module_and_its_parts(saved: Path, tmp_path: Path, x: torch.Tensor) -> None:
     shutil.copytree(saved / "submodules", tmp_path / "submodules")
     model = Model().eval()

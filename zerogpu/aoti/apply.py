@@ -19,14 +19,16 @@ from typing import Any, Literal
 import torch
 
 from ..errors import GraphMismatchError, IncompatiblePackageError
+from .examples import Call
 from .graph import Binding, CompiledGraph
 from .guard import Guard
 from .signature import Mismatch
 from .structure import Structure
 from .torch_internals import foreign_mode
+from .verify import agree
 from .weights import BoundWeights, WeightError
 
-__all__ = ["Applied", "aoti_apply", "last_path", "remove_graphs"]
+__all__ = ["Applied", "aoti_apply", "apply_graphs", "last_path", "remove_graphs"]
 
 _NOTHING = object()
 
@@ -74,6 +76,23 @@ def aoti_apply(
     """
     if on_mismatch not in ("eager", "error"):
         raise ValueError(f"on_mismatch is 'eager' or 'error', not {on_mismatch!r}")
+    return apply_graphs(compiled, module, call_method, on_mismatch=on_mismatch)
+
+
+def apply_graphs(
+    compiled: CompiledGraph | Sequence[CompiledGraph],
+    module: torch.nn.Module,
+    call_method: str,
+    *,
+    on_mismatch: str = "eager",
+    compare: bool = False,
+) -> Applied:
+    """`aoti_apply`, for graphs that may have been compiled from another module.
+
+    Args:
+        compare: names and shapes of weights do not say what was computed with them, so the first call that
+            each graph serves in a process is compared with eager.
+    """
     graphs = [compiled] if isinstance(compiled, CompiledGraph) else list(compiled or ())
     if not graphs or not all(isinstance(graph, CompiledGraph) for graph in graphs):
         raise TypeError("aoti_apply takes a CompiledGraph or a list of them (see aoti_compile)")
@@ -85,7 +104,7 @@ def aoti_apply(
                 f"The graph cannot be applied to this {type(module).__name__}: {error}. "
                 "Apply it to the module that was exported, in the same dtype."
             ) from error
-    dispatcher = _Dispatcher(module, call_method, graphs, on_mismatch)
+    dispatcher = _Dispatcher(module, call_method, graphs, on_mismatch, compare)
     vars(module)[call_method] = dispatcher
     return Applied(dispatcher)
 
@@ -139,8 +158,10 @@ class Applied:
 class _Variant:
     """One graph for one method of one module, with its binding in this process."""
 
-    def __init__(self, graph: CompiledGraph, signature: inspect.Signature) -> None:
+    def __init__(self, graph: CompiledGraph, signature: inspect.Signature, compare: bool) -> None:
         self.graph = graph
+        self.compares = compare
+        self._agrees: bool | None = None
         self.guard = Guard(graph.manifest.guard, signature)
         self._binding: Binding | None = None
 
@@ -157,15 +178,30 @@ class _Variant:
                 return Mismatch(f"weight {error.name!r}", "weights", error.detail)
             except (IncompatiblePackageError, RuntimeError) as error:
                 return Mismatch("package", "package", str(error))
-            self._binding = binding
+            self._binding, self._agrees = binding, None
         return binding
+
+    def disagrees(
+        self, binding: Binding, tensors: list[Any], eager: Callable[..., Any], call: Call
+    ) -> Mismatch | None:
+        """For a graph that may be of another module: whether its first call returns what eager does not."""
+        if self._agrees is None:
+            self._agrees = agree(lambda *args, **kwargs: binding.run(list(tensors)), eager, call)
+        if self._agrees is False:
+            return Mismatch("package", "package", "it computes something else than this module does")
+        return None
 
 
 class _Dispatcher:
     """Stands in a module's instance dictionary in the place of its method."""
 
     def __init__(
-        self, module: torch.nn.Module, name: str, graphs: list[CompiledGraph], on_mismatch: str
+        self,
+        module: torch.nn.Module,
+        name: str,
+        graphs: list[CompiledGraph],
+        on_mismatch: str,
+        compare: bool,
     ) -> None:
         self._module = module
         self._name = name
@@ -173,7 +209,8 @@ class _Dispatcher:
         previous = getattr(module, name)
         eager = previous._eager if isinstance(previous, _Dispatcher) else previous
         self._eager: Callable[..., Any] = eager
-        self._variants = [_Variant(graph, inspect.signature(eager)) for graph in graphs]
+        signature = inspect.signature(eager)
+        self._variants = [_Variant(graph, signature, compare) for graph in graphs]
         self._training = [graph.manifest.training for graph in graphs]
         self._default_dtype = [getattr(torch, g.manifest.default_dtype) for g in graphs]
         self._device = graphs[0].manifest.device
@@ -195,12 +232,18 @@ class _Dispatcher:
             outcome = self._state_differs(i) or tensors
             if isinstance(outcome, list):
                 binding = variant.binding(self._module)
-                if isinstance(binding, Binding):
+                if isinstance(binding, Mismatch):
+                    mismatch = mismatch or binding
+                    continue
+                other = None
+                if variant.compares:
+                    other = variant.disagrees(binding, outcome, self._eager, Call(args, kwargs))
+                if other is None:
                     result = binding.run(outcome)
                     self.last = "graph"
                     self.counters["graph"] += 1
                     return result
-                outcome = binding
+                outcome = other
             mismatch = mismatch or outcome
         assert mismatch is not None
         self._report(mismatch)

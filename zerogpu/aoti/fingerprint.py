@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import types
 from typing import Any
 
 import torch
@@ -62,6 +64,33 @@ class Description:
                 return (self(kind), inside(attributes))
         if not self._portable:
             return id(value)
-        code = getattr(value, "__code__", None)
         name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', kind.__qualname__)}"
-        return (name, code.co_code.hex(), repr(code.co_names)) if code is not None else name
+        return (name, self._function(value)) if isinstance(value, types.FunctionType) else name
+
+    def _function(self, function: types.FunctionType) -> Any:
+        """Code, defaults, variables of functions around, and the plain values among the globals it names."""
+        inside = Description(self._portable, max(self._depth - 1, 0), self._ties)
+        cells = []
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # empty as yet
+                cells.append(inside(cell.cell_contents))
+        held = {name: function.__globals__.get(name) for name in _names_in(function.__code__)}
+        plain = {name: repr(value) for name, value in held.items() if _is_plain(value)}
+        given = (function.__defaults__, function.__kwdefaults__)
+        return (_code(function.__code__), inside(given), cells, plain)
+
+
+def _code(code: types.CodeType) -> tuple[Any, ...]:
+    constants = [_code(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
+    return (code.co_code.hex(), code.co_names, constants)
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return sorted({*code.co_names, *(name for each in inner for name in _names_in(each))})
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str))

@@ -6,7 +6,8 @@ package/submodules/<name>/package.pt2      of a part of it
 config[.<variant>].json                    kernels that blocks need
 
 Beside each package that is written here lies its manifest: with it, a package is guarded by what it was
-compiled for. Without one (`spaces` and `aokit` write none) each form of call is compared with eager first.
+compiled for, and its first call in each process is compared with eager, since another model may have weights
+of the same names. Without one (`spaces` and `aokit` write none) each form of call is compared first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 
 from ..errors import GraphMismatchError, IncompatiblePackageError
 from . import cache
-from .apply import Applied, aoti_apply
+from .apply import Applied, aoti_apply, apply_graphs
 from .compile import aoti_compile
 from .foreign import ForeignApplied, apply_foreign
 from .graph import CompiledGraph
@@ -194,7 +195,7 @@ def aoti_patch(
         path = Path(aoti_model)
         file = path / _FILE if path.is_dir() else path
         if (file.parent / "manifest.json").is_file():
-            return [aoti_apply(_unpacked(file), module, call_method)]
+            return [apply_graphs(_unpacked(file), module, call_method, compare=True)]
         return [apply_foreign(file, module, call_method)]
     except (IncompatiblePackageError, GraphMismatchError) as error:
         warnings.warn(f"{type(module).__name__} stays eager: {error}", RuntimeWarning, stacklevel=3)
