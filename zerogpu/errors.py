@@ -42,6 +42,9 @@ class WorkerCrashedError(ZeroGPUError):
 
     title = "GPU worker crashed"
 
+    log = ""
+    """The last lines that the worker wrote, with which the message ends; perhaps of calls of other users."""
+
 
 class GPUOutOfMemoryError(ZeroGPUError):
     """Raised when a call needs more device memory than it can get."""

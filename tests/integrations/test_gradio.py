@@ -224,6 +224,8 @@ class TestErrors:
     def test_a_crashed_worker_is_named(self, tab: Tab) -> None:
         run = tab.run("exits", "x")
         assert run.title == zerogpu.WorkerCrashedError.title
+        assert "exited with status 3" in run.error
+        assert "what somebody typed" not in str(run.completed)
         assert tab.run("plain", "x").data[0].startswith("plain x")
 
     def test_an_undecorated_handler_shows_what_its_gpu_call_raised(self, tab: Tab) -> None:

@@ -26,6 +26,7 @@ from ..errors import (
     QueueFullError,
     QueueTimeoutError,
     QuotaExceededError,
+    WorkerCrashedError,
     ZeroGPUError,
 )
 from ..process.exceptions import came_from_worker
@@ -176,7 +177,10 @@ def page_error(error: Exception, *, in_worker: bool) -> gradio.Error | None:
         in_worker: whether a GPU function raised it. What else a handler raises may hold secrets.
     """
     if isinstance(error, ZeroGPUError):
-        return _titled(error.title, str(error), print_exception=not isinstance(error, _BUSY))
+        text = str(error)
+        if isinstance(error, WorkerCrashedError) and error.log:  # may hold what others typed
+            text = text.replace(f" Its last lines:\n{error.log}", " Its last lines are in the server's log.")
+        return _titled(error.title, text, print_exception=not isinstance(error, _BUSY))
     if in_worker:
         name = type(error).__name__
         text = str(error) or f"The function raised {name} without a message."

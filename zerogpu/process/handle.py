@@ -124,6 +124,8 @@ def crash_error(worker: WorkerProcess, doing: str) -> WorkerCrashedError:
         how = f"exited with status {worker.status}"
     lines = worker.log.last_lines()
     tail = f" Its last lines:\n{lines}" if lines else " It had written nothing."
-    return WorkerCrashedError(
+    error = WorkerCrashedError(
         f"GPU worker {worker.number} {how} while {doing}. The next call gets a new worker.{tail}"
     )
+    error.log = lines
+    return error
