@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import wrapt
 
+from . import aoti
 from .config import configure
 from .decorator import GPU, gpu
 from .errors import (
@@ -96,25 +97,14 @@ if "torch" not in sys.modules:
     # reads this once, when torch loads it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-_GRAPHS = (
-    "CapturedCall",
-    "CompiledGraph",
-    "aoti_apply",
-    "aoti_blocks_load",
-    "aoti_capture",
-    "aoti_compile",
-    "aoti_compile_and_save",
-    "aoti_load",
-    "aoti_load_call_source",
-    "aoti_load_from_package_dir",
-    "aoti_patch",
-)
+
+_GRAPHS = frozenset(__all__) & frozenset(aoti.__all__)
 
 
 def __getattr__(name: str) -> Any:
     """Load the graph functions, and with them torch, when they are first used."""
     if name in _GRAPHS:
-        return getattr(importlib.import_module(".aoti", __name__), name)
+        return getattr(aoti, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -42,8 +42,14 @@ class WorkerCrashedError(ZeroGPUError):
 
     title = "GPU worker crashed"
 
-    log = ""
-    """The last lines that the worker wrote, with which the message ends; perhaps of calls of other users."""
+    log: str | None = None
+    """The last lines that the worker wrote, perhaps in calls of other users; None where that is not known."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.log is None:
+            return text
+        return f"{text} Its last lines:\n{self.log}" if self.log else f"{text} It had written nothing."
 
 
 class GPUOutOfMemoryError(ZeroGPUError):

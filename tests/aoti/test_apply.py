@@ -334,10 +334,10 @@ def test_a_child_of_fork_binds_its_own_and_leaves_the_parents_alone(applied, mod
     inherited = variant._binding
 
     def work():
-        from zerogpu.aoti import apply
+        from zerogpu.aoti import stand_in
 
         same(module, eager, *args, **kwargs)
-        return variant._binding is inherited, inherited in apply._inherited, applied.last
+        return variant._binding is inherited, inherited in stand_in._inherited, applied.last
 
     assert in_child(work) == (False, True, "graph")
     same(module, eager, *args, **kwargs)

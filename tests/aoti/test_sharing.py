@@ -25,7 +25,8 @@ from zerogpu import (
     aoti_load_from_package_dir,
     aoti_patch,
 )
-from zerogpu.aoti import foreign, trial
+from zerogpu.aoti import foreign, stand_in, trial
+from zerogpu.aoti.apply import remove_graphs
 
 SIZE = 6
 
@@ -333,6 +334,26 @@ def test_something_else_is_no_package(tmp_path: Path, module: Scaled, x: torch.T
         empty.writestr("readme", "no graph")
     with pytest.warns(RuntimeWarning, match="holds no compiled graph"):
         aoti_patch(module, tmp_path)
+
+
+def test_a_child_of_fork_binds_a_foreign_package_anew(peers: Path, module: Scaled, x: torch.Tensor) -> None:
+    (handle,) = aoti_load_from_package_dir(module, peers)
+    module(x)
+    inherited = vars(module)["forward"]._bound
+
+    def work() -> bool:
+        module(x)
+        own = vars(module)["forward"]._bound
+        return own is not inherited and inherited in stand_in._inherited and handle.last == "graph"
+
+    assert trial.attempt(work) is True
+    assert vars(module)["forward"]._bound is inherited
+
+
+def test_applying_graphs_anew_removes_foreign_ones_too(peers: Path, module: Scaled) -> None:
+    aoti_load_from_package_dir(module, peers)
+    remove_graphs(module)
+    assert "forward" not in vars(module)
 
 
 def test_removing_puts_the_eager_method_back(peers: Path, module: Scaled) -> None:

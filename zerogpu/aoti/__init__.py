@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .apply import Applied, aoti_apply, last_path
+    from .apply import aoti_apply, last_path
     from .capture import CapturedCall, aoti_capture
     from .compile import aoti_compile
     from .graph import CompiledGraph
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         aoti_load_from_package_dir,
         aoti_patch,
     )
+    from .stand_in import Applied
 
 __all__ = [
     "Applied",
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Applied": "apply",
+    "Applied": "stand_in",
     "CapturedCall": "capture",
     "CompiledGraph": "graph",
     "aoti_apply": "apply",

@@ -10,10 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import update_wrapper
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -23,18 +20,12 @@ from .examples import Call
 from .graph import Binding, CompiledGraph
 from .guard import Guard
 from .signature import Mismatch
-from .structure import Structure
+from .stand_in import Applied, StandIn, keep_inherited
 from .torch_internals import foreign_mode
 from .verify import agree
 from .weights import BoundWeights, WeightError
 
 __all__ = ["Applied", "aoti_apply", "apply_graphs", "last_path", "remove_graphs"]
-
-_NOTHING = object()
-
-_inherited: list[Binding] = []
-"""Bindings made before a fork. A child neither uses nor drops them: their destructors would run in
-it."""
 
 
 def aoti_apply(
@@ -104,55 +95,21 @@ def apply_graphs(
                 f"The graph cannot be applied to this {type(module).__name__}: {error}. "
                 "Apply it to the module that was exported, in the same dtype."
             ) from error
-    dispatcher = _Dispatcher(module, call_method, graphs, on_mismatch, compare)
-    vars(module)[call_method] = dispatcher
-    return Applied(dispatcher)
+    return _Dispatcher(module, call_method, graphs, on_mismatch, compare).install()
 
 
 def last_path(module: torch.nn.Module, call_method: str = "forward") -> str | None:
     """Return ``"graph"`` or ``"eager"`` for the last call in this process; None before any."""
-    dispatcher = vars(module).get(call_method)
-    return dispatcher.last if isinstance(dispatcher, _Dispatcher) else None
+    stand_in = vars(module).get(call_method)
+    return stand_in.last if isinstance(stand_in, StandIn) else None
 
 
 def remove_graphs(module: torch.nn.Module) -> None:
     """Put back every method of a module and its parts that `aoti_apply` replaced in this process."""
     for part in module.modules():
         for value in list(vars(part).values()):
-            if isinstance(value, _Dispatcher):
+            if isinstance(value, StandIn):
                 value.remove()
-
-
-class Applied:
-    """What `aoti_apply` did to one method, with a way back."""
-
-    def __init__(self, dispatcher: _Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    @property
-    def counters(self) -> Counter[str]:
-        """Calls in this process: ``"graph"``, and one count for each reason to go eager."""
-        return self._dispatcher.counters
-
-    @property
-    def last(self) -> str | None:
-        """Which path served the last call in this process: ``"graph"`` or ``"eager"``."""
-        return self._dispatcher.last
-
-    def remove(self) -> None:
-        """Put the eager method back. Calling it again does nothing."""
-        self._dispatcher.remove()
-
-    def __enter__(self) -> Applied:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()
 
 
 class _Variant:
@@ -169,7 +126,7 @@ class _Variant:
         """Return a binding made in this process to the tensors that the module has now."""
         binding = self._binding
         if binding is not None and binding.process != os.getpid():
-            _inherited.append(binding)
+            keep_inherited(binding)
             binding = None
         if binding is None or not binding.weights.current():
             try:
@@ -192,8 +149,8 @@ class _Variant:
         return None
 
 
-class _Dispatcher:
-    """Stands in a module's instance dictionary in the place of its method."""
+class _Dispatcher(StandIn):
+    """Asks the guard of each variant, and serves the call by the first that lets it through."""
 
     def __init__(
         self,
@@ -203,24 +160,14 @@ class _Dispatcher:
         on_mismatch: str,
         compare: bool,
     ) -> None:
-        self._module = module
-        self._name = name
-        self._replaced = vars(module).get(name, _NOTHING)
-        previous = getattr(module, name)
-        eager = previous._eager if isinstance(previous, _Dispatcher) else previous
-        self._eager: Callable[..., Any] = eager
-        signature = inspect.signature(eager)
+        super().__init__(module, name)
+        signature = inspect.signature(self._eager)
         self._variants = [_Variant(graph, signature, compare) for graph in graphs]
         self._training = [graph.manifest.training for graph in graphs]
         self._default_dtype = [getattr(torch, g.manifest.default_dtype) for g in graphs]
         self._device = graphs[0].manifest.device
-        self._structure = Structure(module, name)
         self._raises = on_mismatch == "error"
         self._warned: set[tuple[str, str]] = set()
-        self._removed = False
-        self.counters: Counter[str] = Counter()
-        self.last: str | None = None
-        update_wrapper(self, eager)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._removed:
@@ -248,23 +195,6 @@ class _Dispatcher:
         assert mismatch is not None
         self._report(mismatch)
         return self._eager(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copy or a pickle of the module has the eager method, bound to the copy.
-        if self._replaced is _NOTHING:
-            return getattr, (self._module, self._name)
-        return _itself, (self._replaced,)
-
-    def remove(self) -> None:
-        if self._removed:
-            return
-        self._removed = True
-        if vars(self._module).get(self._name) is not self:
-            return  # wrapped by someone else meanwhile: stay in place and pass calls on
-        if self._replaced is _NOTHING:
-            del vars(self._module)[self._name]
-        else:
-            vars(self._module)[self._name] = self._replaced
 
     def _blocked(self) -> Mismatch | None:
         """What makes every graph unfit for this call, whatever its arguments."""
@@ -302,7 +232,3 @@ class _Dispatcher:
                 RuntimeWarning,
                 stacklevel=5 if self._name == "forward" else 3,  # past Module.__call__
             )
-
-
-def _itself(value: Any) -> Any:
-    return value

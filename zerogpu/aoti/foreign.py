@@ -15,21 +15,18 @@ import inspect
 import os
 import warnings
 import zipfile
-from collections import Counter
-from collections.abc import Callable
-from functools import update_wrapper
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import IncompatiblePackageError
-from ..placement.placed import index_of, is_placed, place
 from . import cache
 from .examples import Call
-from .package import Weight, clear_executable_stack, machine
+from .graph import place_of, put_where
+from .package import Weight, clear_executable_stack, machine, model_names, unpack_model
 from .signature import CallForm, Mismatch
-from .structure import Structure
+from .stand_in import Applied, StandIn, keep_inherited
 from .torch_internals import (
     Loader,
     bind,
@@ -43,11 +40,10 @@ from .trial import Crashed, attempt
 from .verify import agree
 from .weights import BoundWeights, WeightError, tensor_of
 
-__all__ = ["ForeignApplied", "apply_foreign", "unpack"]
+__all__ = ["apply_foreign", "unpack"]
 
 _FORMS = 64
 """Forms of call that are compared; later ones run eagerly."""
-_ROOM = "data/aotinductor/model"
 
 
 def unpack(archive: Path) -> Path:
@@ -60,18 +56,12 @@ def unpack(archive: Path) -> Path:
     try:
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()[:40]
         with zipfile.ZipFile(archive) as content:
-            names = [name for name in content.namelist() if f"/{_ROOM}/" in f"/{name}"]
-            if not any(name.endswith(".so") for name in names):
+            if not any(name.endswith(".so") for name in model_names(content)):
                 raise IncompatiblePackageError(f"{archive} holds no compiled graph")
 
             def make(folder: Path) -> None:
-                model = folder / _ROOM
-                model.mkdir(parents=True)
-                for name in names:
-                    target = model / Path(name).name
-                    target.write_bytes(content.read(name))
-                    if target.suffix == ".so":
-                        clear_executable_stack(target)
+                for library in unpack_model(content, folder).glob("*.so"):
+                    clear_executable_stack(library)
 
             return cache.get_or_make(f"foreign-{digest}", make, usable=lambda folder, _: folder.is_dir())
     except zipfile.BadZipFile as error:
@@ -90,8 +80,7 @@ class _Bound:
         spec, out_spec = map(spec_from_text, self._loader.get_call_spec())
         self._form = CallForm(signature, spec)
         self._out_spec = out_spec
-        placed = next(filter(is_placed, self.weights.found), None)
-        self._index = None if placed is None else index_of(placed)
+        self._index = place_of(self.weights.found)
 
     def inputs(self, call: Call) -> list[torch.Tensor] | Mismatch:
         """The tensors of a call in the graph's order."""
@@ -101,9 +90,7 @@ class _Bound:
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def run(self, inputs: list[torch.Tensor]) -> Any:
-        found = self._loader.boxed_run(list(inputs))
-        if self._index is not None:
-            found = [place(each, self._index) for each in found]
+        found = put_where(self._loader.boxed_run(list(inputs)), self._index)
         return found[0] if self._out_spec.is_leaf() else tree_unflatten(found, self._out_spec)
 
 
@@ -113,57 +100,30 @@ def _weight(module: torch.nn.Module, name: str) -> Weight:
     return Weight(name, dtype, tensor.device.type, tuple(tensor.shape), tensor.stride())
 
 
-def apply_foreign(archive: Path, module: torch.nn.Module, call_method: str = "forward") -> ForeignApplied:
+def apply_foreign(archive: Path, module: torch.nn.Module, call_method: str = "forward") -> Applied:
     """Serve a module's calls by a package that says nothing about itself, as far as it agrees with eager.
 
     Raises:
         IncompatiblePackageError: it is no package, or is for another device.
     """
     folder = unpack(archive)
-    dispatcher = _Dispatcher(module, call_method, archive, folder)
-    vars(module)[call_method] = dispatcher
-    return ForeignApplied(dispatcher)
+    return _Dispatcher(module, call_method, archive, folder).install()
 
 
-class ForeignApplied:
-    """What was done to one method, with a way back."""
-
-    def __init__(self, dispatcher: _Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    @property
-    def counters(self) -> Counter[str]:
-        """Calls in this process: ``"graph"``, ``"compared"``, and one count for each reason to go eager."""
-        return self._dispatcher.counters
-
-    @property
-    def last(self) -> str | None:
-        """Which path served the last call in this process: ``"graph"`` or ``"eager"``."""
-        return self._dispatcher.last
-
-    def remove(self) -> None:
-        """Put the eager method back. Calling it again does nothing."""
-        self._dispatcher.remove()
-
-
-class _Dispatcher:
-    """Stands in a module's instance dictionary in the place of its method."""
+class _Dispatcher(StandIn):
+    """Compares each form of call with eager, once, and serves those that agree."""
 
     def __init__(self, module: torch.nn.Module, name: str, archive: Path, folder: Path) -> None:
-        self._module, self._name = module, name
+        super().__init__(module, name)
         self._archive, self._folder = archive, folder
-        self._eager: Callable[..., Any] = getattr(module, name)
-        self._had_own = name in vars(module)
         self._signature = inspect.signature(self._eager)
-        self._structure = Structure(module, name)
         self._bound: _Bound | None = None
         self._known: list[tuple[Any, bool]] = []
         self._refused = ""
-        self.counters: Counter[str] = Counter()
-        self.last: str | None = None
-        update_wrapper(self, self._eager)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._removed:
+            return self._eager(*args, **kwargs)
         call = Call(args, kwargs)
         reason = self._blocked(call)
         if not reason:
@@ -173,16 +133,6 @@ class _Dispatcher:
                 return self._serve(bound, inputs, call)
             reason = "structure" if bound is not None else "package"
         return self._run_eager(call, reason)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self._module, self._name)
-
-    def remove(self) -> None:
-        if vars(self._module).get(self._name) is self:
-            if self._had_own:
-                vars(self._module)[self._name] = self._eager
-            else:
-                del vars(self._module)[self._name]
 
     def _blocked(self, call: Call) -> str:
         if self._refused:
@@ -200,6 +150,8 @@ class _Dispatcher:
         bound = self._bound
         if bound is not None and bound.process == os.getpid() and bound.weights.current():
             return bound
+        if bound is not None and bound.process != os.getpid():
+            keep_inherited(bound)
         self._bound, self._known = None, []
         try:
             self._try_out(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from .torch_internals import Loader, load, spec_from_text, tree_unflatten
 from .upkeep import mark_used
 from .weights import BoundWeights
 
-__all__ = ["Binding", "CompiledGraph"]
+__all__ = ["Binding", "CompiledGraph", "place_of", "put_where"]
 
 
 class CompiledGraph:
@@ -90,16 +91,23 @@ class Binding:
         self._loader: Loader = load(loadable(graph.path), tensors)
         mark_used(graph.path)
         self._graph = graph
-        placed = next(filter(is_placed, self.weights.found), None)
-        self._index = None if placed is None else index_of(placed)
+        self._index = place_of(self.weights.found)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         """Run the graph on inputs that its guard has let through."""
-        placed = next(filter(is_placed, tensors), None)
-        index = self._index if placed is None else index_of(placed)
+        index = place_of(tensors)
         found = self._loader.boxed_run(tensors)
-        return self._graph.outputs(found if index is None else [_placed(each, index) for each in found])
+        return self._graph.outputs(put_where(found, self._index if index is None else index))
 
 
-def _placed(output: Any, index: int) -> Any:
-    return place(output, index) if isinstance(output, torch.Tensor) else output
+def place_of(tensors: Iterable[Any]) -> int | None:
+    """The index of the device of the first placed tensor; None where none is placed."""
+    placed = next(filter(is_placed, tensors), None)
+    return None if placed is None else index_of(placed)
+
+
+def put_where(outputs: list[Any], index: int | None) -> list[Any]:
+    """What a graph returned, on the device that it ran for."""
+    if index is None:
+        return outputs
+    return [place(each, index) if isinstance(each, torch.Tensor) else each for each in outputs]

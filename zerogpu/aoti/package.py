@@ -34,8 +34,11 @@ __all__ = [
     "load_constants",
     "loadable",
     "machine",
+    "model_names",
+    "model_of",
     "read_manifest",
     "require_same_device",
+    "unpack_model",
     "write_package",
 ]
 
@@ -130,7 +133,7 @@ def write_package(
         fields: the manifest without its list of files.
         scratch: a directory inside `folder` to remove.
     """
-    model = folder / _MODEL
+    model = model_of(folder)
     model.mkdir(parents=True)
     for file in files:
         if file.suffix != ".cpp" or (file.name.endswith(".wrapper.cpp") and not LOADS_DIRECTORIES):
@@ -194,6 +197,25 @@ def require_same_device(folder: Path, manifest: Manifest) -> None:
 def loadable(folder: Path) -> Path:
     """Return the path to give to torch's loader."""
     return folder if LOADS_DIRECTORIES else folder / "package.pt2"
+
+
+def model_of(folder: Path) -> Path:
+    """Return where a package has the shared object and what belongs to it."""
+    return folder / _MODEL
+
+
+def model_names(archive: zipfile.ZipFile) -> list[str]:
+    """Return the names of a compiled graph's files in a ``.pt2`` archive."""
+    return [name for name in archive.namelist() if f"/{_MODEL}/" in f"/{name}"]
+
+
+def unpack_model(archive: zipfile.ZipFile, folder: Path) -> Path:
+    """Unpack the compiled graph of a ``.pt2`` archive into a package; returns where it is."""
+    model = model_of(folder)
+    model.mkdir(parents=True)
+    for name in model_names(archive):
+        (model / Path(name).name).write_bytes(archive.read(name))
+    return model
 
 
 def load_constants(folder: Path, manifest: Manifest, device: str) -> dict[str, torch.Tensor]:

@@ -28,11 +28,12 @@ import torch
 
 from ..errors import GraphMismatchError, IncompatiblePackageError
 from . import cache
-from .apply import Applied, aoti_apply, apply_graphs
+from .apply import aoti_apply, apply_graphs
 from .compile import aoti_compile
-from .foreign import ForeignApplied, apply_foreign
+from .foreign import apply_foreign
 from .graph import CompiledGraph
-from .package import read_manifest
+from .package import model_of, read_manifest, unpack_model
+from .stand_in import Applied
 from .torch_internals import LOADS_DIRECTORIES, ExportedProgram, archive
 
 __all__ = [
@@ -45,9 +46,8 @@ __all__ = [
 ]
 
 _FOLDER, _FILE = "package", "package.pt2"
-_ROOM = "data/aotinductor/model"
 
-Loaded = list[Applied | ForeignApplied]
+Loaded = list[Applied]
 
 
 def aoti_compile_and_save(
@@ -77,7 +77,7 @@ def aoti_compile_and_save(
     folder = Path(package_dir, where)
     folder.mkdir(parents=True, exist_ok=True)
     if not (graph.path / _FILE).exists():  # a package of torch before 2.13 has it already
-        archive(folder / _FILE, sorted((graph.path / _ROOM).iterdir()))
+        archive(folder / _FILE, sorted(model_of(graph.path).iterdir()))
     for name in (_FILE, "manifest.json", "constants.pt"):
         if (graph.path / name).exists():
             (folder / name).unlink(missing_ok=True)  # may be read-only
@@ -239,12 +239,8 @@ def _unpacked(file: Path) -> CompiledGraph:
     key = _key_in(file.parent)
 
     def make(folder: Path) -> None:
-        model = folder / _ROOM
-        model.mkdir(parents=True)
         with zipfile.ZipFile(file) as content:
-            for name in content.namelist():
-                if f"/{_ROOM}/" in f"/{name}":
-                    (model / Path(name).name).write_bytes(content.read(name))
+            unpack_model(content, folder)
         for other in (file, file.parent / "constants.pt", file.parent / "manifest.json"):
             if other.exists() and (other is not file or not LOADS_DIRECTORIES):
                 shutil.copyfile(other, folder / other.name)

@@ -179,7 +179,7 @@ def page_error(error: Exception, *, in_worker: bool) -> gradio.Error | None:
     if isinstance(error, ZeroGPUError):
         text = str(error)
         if isinstance(error, WorkerCrashedError) and error.log:  # may hold what others typed
-            text = text.replace(f" Its last lines:\n{error.log}", " Its last lines are in the server's log.")
+            text = f"{error.args[0]} Its last lines are in the server's log."
         return _titled(error.title, text, print_exception=not isinstance(error, _BUSY))
     if in_worker:
         name = type(error).__name__

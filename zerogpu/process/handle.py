@@ -122,10 +122,8 @@ def crash_error(worker: WorkerProcess, doing: str) -> WorkerCrashedError:
             how += " (when nobody sent it, the system was out of memory)"
     else:
         how = f"exited with status {worker.status}"
-    lines = worker.log.last_lines()
-    tail = f" Its last lines:\n{lines}" if lines else " It had written nothing."
     error = WorkerCrashedError(
-        f"GPU worker {worker.number} {how} while {doing}. The next call gets a new worker.{tail}"
+        f"GPU worker {worker.number} {how} while {doing}. The next call gets a new worker."
     )
-    error.log = lines
+    error.log = worker.log.last_lines()
     return error
